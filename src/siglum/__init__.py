@@ -1,0 +1,1 @@
+"""Siglum: multimodal generative retrieval."""

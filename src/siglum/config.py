@@ -1,0 +1,259 @@
+"""Frozen configuration of every stage: one dataclass a stage, one field a decision, no hidden defaults.
+
+`as_dict`, `from_dict`, `diff` and `config_fingerprint` work on any of them; a recipe returns a `RunConfig`.
+"""
+
+from __future__ import annotations
+
+import types
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from siglum.files import fingerprint
+from siglum.types import SiglumError
+
+FusionKind = Literal["combiner", "gated", "sum", "none"]
+ModalityCode = Literal["metadata", "learned", "none"]
+CodebookUpdate = Literal["ema", "grad", "hybrid"]
+RankForm = Literal["prefixes", "items"]
+Normalisation = Literal["level", "joint", "children"]
+Augmentation = Literal["scalar", "per_dim_sqrt", "off"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusionConfig:
+    """How frozen image and text features become one unit vector, and its contrastive training."""
+
+    kind: FusionKind = "combiner"
+    """combiner (GENIUS), gated sum, plain sum, or none (one modality only)."""
+    dim: int = 768
+    """Size d of the fused space."""
+    projection: int = 2560
+    """Width of each modality's projection in the combiner."""
+    hidden: int = 5120
+    """Width of the combiner's hidden layers."""
+    dropout: float = 0.0
+    """Dropout inside the fusion module."""
+    epochs: int = 0
+    """Epochs of contrastive training alone before the tokenizer; 0 starts the tokenizer from scratch."""
+    batch_size: int = 2048
+    """Pairs a step."""
+    lr: float = 1e-4
+    """Peak learning rate, cosine to a tenth."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay on matrices."""
+    temperature: float = 0.01
+    """Temperature of the contrastive loss L_cl."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerConfig:
+    """The residual quantiser and how it is trained."""
+
+    vocab: tuple[int, ...] = (512,) * 4 + (1024,) * 8 + (2048,) * 4
+    """Codebook size V of every level, shallow to deep (vocabulary schedule)."""
+    modality: ModalityCode = "metadata"
+    """First token: from metadata, learned (3-way k-means as in GENIUS), or none."""
+    modality_vector: bool = True
+    """Whether the modality token carries a codeword that is part of the reconstruction."""
+    update: CodebookUpdate = "hybrid"
+    """Codebooks follow residuals by EMA, by gradient, or EMA plus the gradient of L_rank and L_mse."""
+    decay: float = 0.9
+    """EMA decay."""
+    revive_below: float = 0.1
+    """A code is dead when its EMA use falls below this share of the expected use; 0 turns revival off."""
+    revive_absolute: bool = False
+    """Read `revive_below` as a count of vectors a step, as GENIUS does, instead of a share."""
+    kmeans_iters: int = 10
+    """Lloyd iterations of the initialisation, level by level."""
+    kmeans_per_code: int = 50
+    """Vectors per codeword used for the initialisation, if the collection has that many."""
+    statistics: Literal["both", "targets"] = "both"
+    """Which vectors feed the EMA: queries and targets, or targets alone."""
+    rq_weight: float = 100.0
+    """Weight beta of L_rq."""
+    mse_weight: float = 100.0
+    """Weight gamma of L_mse."""
+    rank_weight: float = 100.0
+    """Weight lambda of L_rank, prefix ranking distillation; 0 turns it off."""
+    rank_form: RankForm = "prefixes"
+    """Distributions over distinct prefixes with maximum aggregation (paper) or over items (released code)."""
+    rank_cosine: bool = False
+    """Normalise partial reconstructions in L_rank, as the released code does."""
+    rank_scale_tau2: bool = False
+    """Multiply L_rank by tau squared, as the released code does."""
+    rank_keep_positive: bool = True
+    """Force the positive into the candidate set."""
+    rank_student_gradient: bool = False
+    """Let the student's similarities send gradient to the query as well."""
+    temperature: float = 0.05
+    """Temperature tau shared by the teacher and the quantised ranking."""
+    top_k: int = 128
+    """In-batch candidates per query, by teacher score."""
+    warmup: float = 0.1
+    """Share of all steps over which lambda rises linearly."""
+    train_fusion: bool = True
+    """Whether the fusion module learns along with the codebooks."""
+    fusion_lr_scale: float = 1.0
+    """Learning rate of the fusion module relative to the codebooks'."""
+    epochs: int = 20
+    """Passes over the training pairs."""
+    batch_size: int = 2048
+    """Pairs a step, over all processes."""
+    lr: float = 1e-4
+    """Peak learning rate, cosine to a tenth."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay on the fusion module's matrices."""
+
+    @property
+    def levels(self) -> int:
+        """Number L of residual levels, the modality token not counted."""
+        return len(self.vocab)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig:
+    """The T5-shaped generator and how it is trained."""
+
+    d_model: int = 512
+    """Width."""
+    d_ff: int = 2048
+    """Feed-forward width."""
+    d_kv: int = 64
+    """Width of one head."""
+    heads: int = 8
+    """Attention heads."""
+    encoder_layers: int = 6
+    """Encoder blocks over the soft tokens."""
+    decoder_layers: int = 6
+    """Decoder blocks."""
+    soft_tokens: int = 1
+    """Soft tokens made from the query vector by one linear layer."""
+    dropout: float = 0.1
+    """Dropout, placed as in T5."""
+    softmax: Literal["level", "joint"] = "level"
+    """Cross-entropy over the level's own vocabulary, or over all tokens at once."""
+    code_init: bool = True
+    """Start token embeddings from a random projection of the codewords (GENIUS)."""
+    t5_weights: str = ""
+    """Folder with T5 weights (safetensors) to start from; empty is a random start."""
+    augmentation: Augmentation = "scalar"
+    """Query augmentation by interpolation with the target."""
+    soft_targets: float = 0.0
+    """Temperature T of soft code targets; 0 is the paper's one-hot cross-entropy."""
+    epochs: int = 30
+    """Passes over the training pairs."""
+    batch_size: int = 512
+    """Pairs a step."""
+    lr: float = 1e-4
+    """Peak learning rate."""
+    lr_end: float = 0.1
+    """Final learning rate as a share of the peak (cosine)."""
+    warmup: float = 0.0
+    """Share of all steps with rising learning rate."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay on matrices."""
+    clip: float = 1.0
+    """Largest gradient norm; 0 turns clipping off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchConfig:
+    """Trie-constrained beam search and its score."""
+
+    scorer: Literal["fused", "decoder", "geometry", "oracle"] = "fused"
+    """What ranks prefixes: decoder + geometry, decoder alone, geometry alone, or the quantised oracle."""
+    beam: int = 50
+    """Beam width B."""
+    omega: float = 10.0
+    """Weight of the geometric score, by default 1 / (2 tau)."""
+    normalisation: Normalisation = "level"
+    """Log-softmax over the level, over all tokens (joint), or over legal children only."""
+    zscore: bool = False
+    """Standardise the geometric score over the level's codebook, as the released code does."""
+    leaf_order: Literal["pool", "dense"] = "pool"
+    """Order of items that share all codes: pool order, or dense similarity where vectors are kept."""
+    batch_size: int = 64
+    """Queries decoded at once; does not change results."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldConfig:
+    """The carried world of drawn scenes."""
+
+    items: int = 12_000
+    """Items in all splits together, 200 to 1,000,000."""
+    seed: int = 0
+    """Seed of the world itself, apart from the seed of training."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """Everything that decides a run."""
+
+    recipe: str = "pro"
+    """Name of the recipe this came from."""
+    scale: str = "paper"
+    """tiny, demo, small or paper."""
+    seed: int = 0
+    """Seed of initialisation, shuffling, dropout and augmentation."""
+    world: WorldConfig = field(default_factory=WorldConfig)
+    fusion: FusionConfig = field(default_factory=FusionConfig)
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    decoder: DecoderConfig = field(default_factory=DecoderConfig)
+    search: SearchConfig = field(default_factory=SearchConfig)
+
+
+def as_dict(config: Any) -> dict[str, Any]:
+    """Return a config as plain JSON values."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(config).items()}
+
+
+def from_dict(kind: type[Any], values: dict[str, Any]) -> Any:
+    """Build a config from JSON values; an unknown field or a value of the wrong kind is refused by name."""
+    hints = get_type_hints(kind)
+    known = {f.name for f in fields(kind)}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise SiglumError(f"{kind.__name__} has no field {unknown[0]!r}; it has {', '.join(sorted(known))}.")
+    return kind(**{name: _read(f"{kind.__name__}.{name}", hints[name], value) for name, value in values.items()})
+
+
+def _read(name: str, hint: Any, value: Any) -> Any:
+    if is_dataclass(hint):
+        return from_dict(hint, value)  # type: ignore[arg-type]
+    origin = get_origin(hint)
+    if origin is Literal:
+        if value not in get_args(hint):
+            raise SiglumError(f"{name} is {value!r}, but must be one of: {', '.join(map(str, get_args(hint)))}.")
+        return value
+    if origin is tuple:
+        return tuple(value)
+    if origin in (Union, types.UnionType):
+        return value
+    if hint is float and isinstance(value, int):
+        return float(value)
+    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+        raise SiglumError(f"{name} is {value!r}, but must be of type {hint.__name__}.")
+    return value
+
+
+def diff(left: Any, right: Any, prefix: str = "") -> dict[str, tuple[Any, Any]]:
+    """Return the fields in which two configs differ, by dotted name.
+
+    >>> diff(SearchConfig(beam=10), SearchConfig(beam=20))
+    {'beam': (10, 20)}
+    """
+    found: dict[str, tuple[Any, Any]] = {}
+    for f in fields(left):
+        a, b = getattr(left, f.name), getattr(right, f.name)
+        if is_dataclass(a):
+            found |= diff(a, b, f"{prefix}{f.name}.")
+        elif a != b:
+            found[f"{prefix}{f.name}"] = (a, b)
+    return found
+
+
+def config_fingerprint(config: Any) -> str:
+    """Return the fingerprint of a config's values."""
+    return fingerprint(as_dict(config))
