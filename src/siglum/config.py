@@ -34,6 +34,8 @@ class FusionConfig:
     """Width of the combiner's hidden layers."""
     dropout: float = 0.0
     """Dropout inside the fusion module."""
+    standardise: bool = False
+    """Shift and scale the frozen features by their training statistics first."""
     epochs: int = 0
     """Epochs of contrastive training alone before the tokenizer; 0 starts the tokenizer from scratch."""
     batch_size: int = 2048

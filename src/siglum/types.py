@@ -141,3 +141,32 @@ class Features:
             self.has_text[index],
             self.wants[index] if len(self.wants) else self.wants,
         )
+
+
+@dataclass(slots=True)
+class Task:
+    """Queries of one task and split, with the pool they are asked against; all are rows of `Vectors`."""
+
+    name: str
+    split: str
+    query_rows: np.ndarray
+    pool_rows: np.ndarray
+    positives: list[np.ndarray]
+    """Item rows that answer each query, in the order of `query_rows`."""
+
+
+@dataclass(slots=True)
+class Vectors:
+    """Everything training and evaluation need of a collection, as arrays: the content of `1-vectors`."""
+
+    items: Features
+    queries: Features
+    pair_query: np.ndarray
+    """Training pairs: query row ..."""
+    pair_item: np.ndarray
+    """... and item row, one entry a pair."""
+    tasks: list[Task]
+
+    def of_split(self, split: str) -> list[Task]:
+        """Return the tasks of one split."""
+        return [task for task in self.tasks if task.split == split]

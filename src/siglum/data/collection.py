@@ -1,0 +1,94 @@
+"""A collection: items, queries with their splits and tasks, and the pools queries are asked against."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from siglum.data.corpus import check_positives, read_items, read_queries
+from siglum.data.world import TASKS, World
+from siglum.types import Features, Item, Query, SiglumError, Task, Vectors
+
+SPLITS = ("train", "val", "test")
+
+
+@dataclass(slots=True)
+class Collection:
+    """What a run is about. A task without a pool of its own is asked against all items."""
+
+    items: Sequence[Item]
+    queries: dict[str, Sequence[Query]]
+    """By split: train, val, test."""
+    pools: dict[tuple[str, str], Sequence[str]] = field(default_factory=dict)
+    """Item ids by (split, task)."""
+
+
+class Chain(Sequence[Query]):
+    """Several sequences read as one, without copying."""
+
+    def __init__(self, parts: Sequence[Sequence[Query]]) -> None:
+        self.parts = parts
+        self.ends = np.cumsum([len(part) for part in parts])
+
+    def __len__(self) -> int:
+        return int(self.ends[-1]) if len(self.parts) else 0
+
+    def __getitem__(self, index: int) -> Query:  # type: ignore[override]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        part = int(np.searchsorted(self.ends, index, side="right"))
+        return self.parts[part][index - (int(self.ends[part - 1]) if part else 0)]
+
+
+def world_collection(world: World, variants: int = 1, max_train: int | None = None) -> Collection:
+    """Return the carried world as a collection; `variants` wordings and redrawings of every training query."""
+    items = [item for split in SPLITS for item in world.items(split)]
+    queries: dict[str, Sequence[Query]] = {}
+    for split in SPLITS:
+        number = variants if split == "train" else 1
+        queries[split] = Chain([world.queries(split, task, number) for task in TASKS])
+    pools = {(split, task): world.pool(split, task) for split in SPLITS[1:] for task in TASKS}
+    return Collection(items, queries, pools)
+
+
+def read_collection(items: Path, train: Path | None = None, val: Path | None = None, test: Path | None = None) -> Collection:
+    """Read one's own items and queries (JSONL or parquet); every positive must be an item."""
+    found = read_items(items)
+    ids = {item.id for item in found}
+    queries: dict[str, Sequence[Query]] = {}
+    for split, path in zip(SPLITS, (train, val, test), strict=True):
+        if path is not None:
+            queries[split] = read_queries(path)
+            check_positives(queries[split], ids)
+    if not queries:
+        raise SiglumError("a collection needs queries: give at least training queries with their positives.")
+    return Collection(found, queries)
+
+
+def assemble(items: Features, queries: Features, about: Sequence[tuple[str, str, Sequence[str]]], pools: dict[tuple[str, str], Sequence[str]]) -> Vectors:
+    """Join features with what is known `about` each query row: (split, task, positive ids)."""
+    row_of = {item_id: row for row, item_id in enumerate(items.ids)}
+    pair_query, pair_item = [], []
+    members: dict[tuple[str, str], tuple[list[int], list[np.ndarray]]] = {}
+    for row, (split, task, positives) in enumerate(about):
+        unknown = [p for p in positives if p not in row_of]
+        if unknown:
+            raise SiglumError(f"query {queries.ids[row]!r} names the positive {unknown[0]!r}, which is not among the items.")
+        rows = np.array([row_of[p] for p in positives], np.int64)
+        if split == "train":
+            pair_query += [row] * len(rows)
+            pair_item += rows.tolist()
+        elif len(rows):
+            members.setdefault((split, task), ([], []))
+            members[split, task][0].append(row)
+            members[split, task][1].append(rows)
+    everything = np.arange(len(items))
+    tasks = []
+    for (split, task), (rows_of_task, found) in members.items():
+        pool = pools.get((split, task))
+        pool_rows = everything if pool is None else np.array([row_of[item] for item in pool], np.int64)
+        tasks.append(Task(task, split, np.array(rows_of_task, np.int64), pool_rows, found))
+    return Vectors(items, queries, np.array(pair_query, np.int64), np.array(pair_item, np.int64), tasks)

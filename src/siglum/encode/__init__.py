@@ -1,0 +1,1 @@
+"""Frozen encoders: pictures and texts in, feature rows out."""

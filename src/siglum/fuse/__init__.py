@@ -1,0 +1,1 @@
+"""Stage 2a: frozen image and text features become one unit vector."""

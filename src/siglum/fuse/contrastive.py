@@ -1,0 +1,155 @@
+"""The contrastive loss L_cl and contrastive training of the fusion module (the dense space).
+
+Shapes: P pairs in a batch, D fused size.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from siglum import dist
+from siglum.config import FusionConfig, config_fingerprint
+from siglum.fuse.modules import Fusion, build_fusion
+from siglum.log import Log, progress
+from siglum.loop import Metrics, adam, batches, cosine_lr, num_batches, seed_of, set_lr, train
+from siglum.types import Features, SiglumError, Task, Vectors
+
+
+def contrastive_loss(query_PD: Tensor, target_PD: Tensor, target_id_P: Tensor, temperature: float) -> Tensor:
+    """L_cl: symmetric InfoNCE on pre-quantisation embeddings, mean over the batch and both directions.
+
+    Other pairs of the batch with the same target are left out of the denominator: they are no negatives.
+    Over several processes the negatives come from all of them and the mean is over this process's queries.
+    """
+    all_q, all_x, all_id = dist.gather(query_PD), dist.gather(target_PD), dist.gather(target_id_P)
+    own = torch.arange(len(query_PD), device=query_PD.device) + dist.rank() * len(query_PD)
+    same = target_id_P[:, None] == all_id[None, :]
+    same[torch.arange(len(own), device=own.device), own] = False
+    forward = (query_PD @ all_x.T / temperature).masked_fill(same, -torch.inf)
+    backward = (target_PD @ all_q.T / temperature).masked_fill(same, -torch.inf)
+    return (F.cross_entropy(forward, own) + F.cross_entropy(backward, own)) / 2
+
+
+class DeviceFeatures:
+    """Frozen features kept on the training device; indexing gives what a fusion module takes."""
+
+    def __init__(self, features: Features, device: str) -> None:
+        self.parts = [
+            torch.as_tensor(np.ascontiguousarray(part)).to(device)
+            for part in (features.image, features.text, features.has_image.astype(bool), features.has_text.astype(bool))
+        ]
+
+    def __len__(self) -> int:
+        return len(self.parts[0])
+
+    def __getitem__(self, rows: Tensor | slice) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        image, text, has_image, has_text = (part[rows] for part in self.parts)
+        return image, text, has_image, has_text
+
+
+@torch.no_grad()
+def embed(fusion: Fusion, features: Features | DeviceFeatures, device: str, batch_size: int = 4096) -> Tensor:
+    """Return the fused unit vectors (N, D) of all rows, in fp32 and without dropout."""
+    rows = features if isinstance(features, DeviceFeatures) else DeviceFeatures(features, device)
+    was_training = fusion.training
+    fusion.eval()
+    parts = [fusion(*rows[slice(start, start + batch_size)]) for start in range(0, len(rows), batch_size)]
+    fusion.train(was_training)
+    return torch.cat(parts)
+
+
+def best_ranks(query_QD: Tensor, pool_MD: Tensor, positives: list[np.ndarray], chunk: int = 256) -> Tensor:
+    """Return the rank (from 1) of the best positive of every query under the inner product; ties count against it."""
+    ranks = []
+    for start in range(0, len(query_QD), chunk):
+        scores = query_QD[start : start + chunk] @ pool_MD.T
+        for row, places in zip(scores, positives[start : start + chunk], strict=True):
+            best = row[torch.as_tensor(places, device=row.device)].max()
+            ranks.append((row >= best).sum())
+    return torch.stack(ranks).clamp(min=1).cpu()
+
+
+def pool_places(task: Task) -> list[np.ndarray]:
+    """Return each query's positives as places in the task's pool."""
+    place = {int(row): position for position, row in enumerate(task.pool_rows)}
+    try:
+        return [np.array([place[int(row)] for row in rows]) for rows in task.positives]
+    except KeyError as error:
+        raise SiglumError(f"a positive of task {task.name} ({task.split}) is not in its pool.") from error
+
+
+def dense_mrr(query_QD: Tensor, item_ND: Tensor, tasks: list[Task]) -> float:
+    """Return the mean reciprocal rank of dense search, averaged over tasks: what validation selects by."""
+    values = []
+    for task in tasks:
+        pool = item_ND[torch.as_tensor(task.pool_rows, device=item_ND.device)]
+        queries = query_QD[torch.as_tensor(task.query_rows, device=query_QD.device)]
+        values.append(float((1 / best_ranks(queries, pool, pool_places(task)).double()).mean()))
+    return sum(values) / len(values)
+
+
+def init_module(build: nn.Module, seed: int) -> None:
+    """Draw all linear layers anew from one seed (Kaiming uniform, as torch does by default)."""
+    torch.manual_seed(seed_of(seed, "init"))
+    for module in build.modules():
+        if isinstance(module, nn.Linear):
+            module.reset_parameters()
+
+
+def new_fusion(vectors: Vectors, config: FusionConfig, seed: int, device: str) -> Fusion:
+    """Return a freshly initialised fusion module for these vectors."""
+    fusion = build_fusion(config, vectors.items.image.shape[1], vectors.items.text.shape[1])
+    init_module(fusion, seed)
+    if config.standardise:
+        rows = np.unique(vectors.pair_item)
+        both = [np.concatenate([getattr(vectors.items, part)[rows], getattr(vectors.queries, part)]) for part in ("image", "text", "has_image", "has_text")]
+        image, text, has_image, has_text = (torch.as_tensor(part) for part in both)
+        fusion.standardise(image, text, has_image.bool(), has_text.bool())
+    return fusion.to(device)
+
+
+def fit_fusion(
+    vectors: Vectors,
+    config: FusionConfig,
+    *,
+    seed: int = 0,
+    device: str = "cpu",
+    folder: Path | None = None,
+    resume: bool = False,
+    log: Log | None = None,
+) -> tuple[Fusion, list[Metrics]]:
+    """Train the fusion module with L_cl alone and keep the epoch that is best on validation: the dense baseline."""
+    fusion = new_fusion(vectors, config, seed, device)
+    if config.epochs == 0 or not any(True for _ in fusion.parameters()):
+        return fusion.eval(), []
+    items, queries = DeviceFeatures(vectors.items, device), DeviceFeatures(vectors.queries, device)
+    pair_q, pair_x = torch.as_tensor(vectors.pair_query).long(), torch.as_tensor(vectors.pair_item).long()
+    optimiser = adam([(fusion, 1.0, config.weight_decay)])
+    steps = num_batches(len(pair_q), config.batch_size)
+    validation = vectors.of_split("val")
+
+    def run_epoch(epoch: int) -> Metrics:
+        fusion.train()
+        generator = torch.Generator().manual_seed(seed_of(seed, "fusion", epoch))
+        total = torch.zeros((), device=device)
+        work = batches(len(pair_q), config.batch_size, generator)
+        for step, rows in enumerate(progress(work, f"fusion: epoch {epoch + 1}/{config.epochs}", total=steps)):
+            set_lr(optimiser, cosine_lr(config.lr, 0.1, 0.0, epoch * steps + step, config.epochs * steps))
+            loss = contrastive_loss(fusion(*queries[pair_q[rows]]), fusion(*items[pair_x[rows]]), pair_x[rows].to(device), config.temperature)
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            optimiser.step()
+            total += loss.detach()
+        metrics: Metrics = {"loss_cl": float(total) / steps}
+        if validation:
+            metrics["select"] = metrics["val_mrr"] = dense_mrr(embed(fusion, queries, device), embed(fusion, items, device), validation)
+        return metrics
+
+    identity = config_fingerprint(config) + f"-{seed}-{len(pair_q)}"
+    history = train("fusion", config.epochs, run_epoch, modules={"fusion": fusion}, optimiser=optimiser, seed=seed, folder=folder, resume=resume, identity=identity, log=log)
+    return fusion.eval(), history

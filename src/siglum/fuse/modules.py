@@ -1,0 +1,131 @@
+"""Fusion modules: combiner (GENIUS), gated sum, plain sum, none. All return unit vectors.
+
+Shapes: N rows, Di image features, Dt text features, D fused size.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from siglum.config import FusionConfig
+from siglum.types import SiglumError, one_of
+
+
+class Fusion(nn.Module):
+    """Base: scales the features, zeroes what is missing, lets a subclass mix, and normalises."""
+
+    image_shift: Tensor
+    image_scale: Tensor
+    text_shift: Tensor
+    text_scale: Tensor
+
+    def __init__(self, image_dim: int, text_dim: int) -> None:
+        super().__init__()
+        for part, dim in (("image", image_dim), ("text", text_dim)):
+            self.register_buffer(f"{part}_shift", torch.zeros(dim))
+            self.register_buffer(f"{part}_scale", torch.ones(dim))
+
+    @torch.no_grad()
+    def standardise(self, image_ND: Tensor, text_ND: Tensor, has_image_N: Tensor, has_text_N: Tensor) -> None:
+        """Set shift and scale so that present features have mean 0 and standard deviation 1/sqrt(dim)."""
+        for part, rows, mask in (("image", image_ND, has_image_N), ("text", text_ND, has_text_N)):
+            present = rows[mask].float()
+            if len(present) > 1:
+                deviation = present.std(0)
+                floor = deviation.max().clamp(min=1e-12) * 1e-3
+                getattr(self, f"{part}_shift").copy_(present.mean(0))
+                getattr(self, f"{part}_scale").copy_(1 / (deviation.clamp(min=floor) * rows.shape[1] ** 0.5))
+
+    def forward(self, image_ND: Tensor, text_ND: Tensor, has_image_N: Tensor, has_text_N: Tensor) -> Tensor:
+        """Return unit vectors (N, D)."""
+        mask_i, mask_t = has_image_N[:, None].float(), has_text_N[:, None].float()
+        image = (image_ND.float() - self.image_shift) * self.image_scale * mask_i
+        text = (text_ND.float() - self.text_shift) * self.text_scale * mask_t
+        return F.normalize(self.mix(image, text, mask_i, mask_t), dim=-1)
+
+    def mix(self, image: Tensor, text: Tensor, mask_i: Tensor, mask_t: Tensor) -> Tensor:
+        """Combine masked features into one vector a row."""
+        raise NotImplementedError
+
+
+def _skip(dim: int, out: int) -> nn.Module:
+    return nn.Identity() if dim == out else nn.Linear(dim, out, bias=False)
+
+
+class Combiner(Fusion):
+    """CLIP4CIR-style combiner as GENIUS uses it: an MLP over both projections plus a gated sum of the features."""
+
+    def __init__(self, config: FusionConfig, image_dim: int, text_dim: int) -> None:
+        super().__init__(image_dim, text_dim)
+        self.image_in = nn.Linear(image_dim, config.projection)
+        self.text_in = nn.Linear(text_dim, config.projection)
+        wide = 2 * config.projection
+        self.mlp = nn.Sequential(nn.Linear(wide, config.hidden), nn.ReLU(), nn.Dropout(config.dropout), nn.Linear(config.hidden, config.dim))
+        self.gate = nn.Sequential(nn.Linear(wide, config.hidden), nn.ReLU(), nn.Dropout(config.dropout), nn.Linear(config.hidden, 1))
+        self.image_skip = _skip(image_dim, config.dim)
+        self.text_skip = _skip(text_dim, config.dim)
+        self.drop = nn.Dropout(config.dropout)
+
+    def mix(self, image: Tensor, text: Tensor, mask_i: Tensor, mask_t: Tensor) -> Tensor:
+        """MLP(concat) + gate * text + (1 - gate) * image."""
+        both = torch.cat([self.drop(F.relu(self.text_in(text))), self.drop(F.relu(self.image_in(image)))], -1)
+        gate = torch.sigmoid(self.gate(both))
+        mixed: Tensor = self.mlp(both) + gate * self.text_skip(text) + (1 - gate) * self.image_skip(image)
+        return mixed
+
+
+class GatedSum(Fusion):
+    """A learned gate between the two parts; a single part passes through whole."""
+
+    def __init__(self, config: FusionConfig, image_dim: int, text_dim: int) -> None:
+        super().__init__(image_dim, text_dim)
+        self.image_skip = _skip(image_dim, config.dim)
+        self.text_skip = _skip(text_dim, config.dim)
+        self.gate = nn.Linear(image_dim + text_dim, 1)
+
+    def mix(self, image: Tensor, text: Tensor, mask_i: Tensor, mask_t: Tensor) -> Tensor:
+        """Gate * text + (1 - gate) * image, with the gate forced where one part is missing."""
+        gate = torch.sigmoid(self.gate(torch.cat([image, text], -1)))
+        gate = gate * mask_i * mask_t + mask_t * (1 - mask_i)
+        mixed: Tensor = gate * self.text_skip(text) + (1 - gate) * self.image_skip(image)
+        return mixed
+
+
+class Sum(Fusion):
+    """Image plus text, as UniIR's score fusion; without parameters when all sizes agree."""
+
+    def __init__(self, config: FusionConfig, image_dim: int, text_dim: int) -> None:
+        super().__init__(image_dim, text_dim)
+        self.image_skip = _skip(image_dim, config.dim)
+        self.text_skip = _skip(text_dim, config.dim)
+
+    def mix(self, image: Tensor, text: Tensor, mask_i: Tensor, mask_t: Tensor) -> Tensor:
+        """Image + text."""
+        mixed: Tensor = self.image_skip(image) + self.text_skip(text)
+        return mixed
+
+
+class NoFusion(Fusion):
+    """The single feature of a row, as it is; rows with both parts are refused."""
+
+    def __init__(self, config: FusionConfig, image_dim: int, text_dim: int) -> None:
+        super().__init__(image_dim, text_dim)
+        for name, dim in (("image", image_dim), ("text", text_dim)):
+            if dim not in (0, config.dim):
+                raise SiglumError(f"fusion none keeps features as they are, so {name} features must have {config.dim} numbers, not {dim}.")
+        self.dim = config.dim
+
+    def mix(self, image: Tensor, text: Tensor, mask_i: Tensor, mask_t: Tensor) -> Tensor:
+        """Whichever part is there."""
+        if bool((mask_i * mask_t).any()):
+            raise SiglumError("fusion none cannot mix rows that have an image and a text; use combiner, gated or sum.")
+        parts = [part for part in (image, text) if part.shape[1]]
+        return torch.stack(parts).sum(0)
+
+
+def build_fusion(config: FusionConfig, image_dim: int, text_dim: int) -> Fusion:
+    """Return the fusion module named by the config."""
+    kinds = {"combiner": Combiner, "gated": GatedSum, "sum": Sum, "none": NoFusion}
+    return kinds[one_of("fusion.kind", config.kind, kinds)](config, image_dim, text_dim)

@@ -1,0 +1,171 @@
+"""Training of the decoder: query vectors in, code sequences out, cross-entropy over modality and codes.
+
+Shapes: P pairs in a batch, T tokens, D numbers a vector, V_t words at token t.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from siglum.config import DecoderConfig, config_fingerprint
+from siglum.fuse.contrastive import embed
+from siglum.generate.decoder import CodeDecoder
+from siglum.generate.weights import load_t5
+from siglum.log import Log, progress
+from siglum.loop import Metrics, adam, batches, cosine_lr, num_batches, seed_of, set_lr, train
+from siglum.tokenize.train import Tokenizer
+from siglum.types import Vectors, one_of
+
+
+def augment_queries(query_PD: Tensor, target_PD: Tensor, kind: str) -> Tensor:
+    """Move queries towards their targets by a random share and normalise (GENIUS' query augmentation).
+
+    scalar: normalise(s q + (1 - s) x), one s ~ Beta(2, 2) a pair; per_dim_sqrt: GENIUS' code, square roots of
+    one s a number; off: the query itself.
+    """
+    one_of("decoder.augmentation", kind, ("scalar", "per_dim_sqrt", "off"))
+    if kind == "off":
+        return query_PD
+    shape = query_PD.shape if kind == "per_dim_sqrt" else (len(query_PD), 1)
+    share = torch.distributions.Beta(2.0, 2.0).sample(shape).to(query_PD.device)
+    if kind == "per_dim_sqrt":
+        return F.normalize(share.sqrt() * query_PD + (1 - share).sqrt() * target_PD, dim=-1)
+    return F.normalize(share * query_PD + (1 - share) * target_PD, dim=-1)
+
+
+def soft_code_targets(residual_PD: Tensor, codebook_VD: Tensor, temperature: float) -> Tensor:
+    """Return softmax(-|r - c|^2 / T) over a level's codewords (P, V): neighbours of the true code share its weight."""
+    distance = codebook_VD.square().sum(-1) - 2 * residual_PD @ codebook_VD.T
+    return (-distance / temperature).softmax(-1)
+
+
+def decoder_loss(decoder: CodeDecoder, query_PD: Tensor, codes_PT: Tensor, soft: list[Tensor | None] | None = None) -> Tensor:
+    """Cross-entropy, mean over pairs and over the T tokens; `soft` replaces one-hot targets where given."""
+    if decoder.config.softmax == "joint":
+        logits = decoder.joint_logits(query_PD, codes_PT)
+        return F.cross_entropy(logits.flatten(0, 1), decoder.token_ids(codes_PT).flatten())
+    losses = []
+    for level, level_logits in enumerate(decoder(query_PD, codes_PT)):
+        target = codes_PT[:, level] if soft is None or soft[level] is None else soft[level]
+        losses.append(F.cross_entropy(level_logits, target))
+    return torch.stack(losses).mean()
+
+
+def new_decoder(tokenizer: Tokenizer, config: DecoderConfig, seed: int) -> CodeDecoder:
+    """Return a freshly initialised decoder for this tokenizer."""
+    generator = torch.Generator().manual_seed(seed_of(seed, "decoder init"))
+    decoder = CodeDecoder(config, tokenizer.quantizer.sizes, tokenizer.quantizer.dim, generator)
+    if config.code_init:
+        decoder.initialise_from_codewords([book.cpu() for book in tokenizer.codebooks()], generator)
+    if config.t5_weights:
+        load_t5(decoder, Path(config.t5_weights))
+    return decoder
+
+
+def fit_decoder(
+    vectors: Vectors,
+    tokenizer: Tokenizer,
+    config: DecoderConfig,
+    *,
+    seed: int = 0,
+    device: str = "cpu",
+    folder: Path | None = None,
+    resume: bool = False,
+    log: Log | None = None,
+) -> tuple[CodeDecoder, list[Metrics]]:
+    """Train a decoder on the training pairs; the tokenizer stays as it is."""
+    run = _Run(vectors, tokenizer, config, seed, device)
+    identity = "-".join([config_fingerprint(config), tokenizer.fingerprint(), str(seed), str(len(vectors.pair_query))])
+    history = train(
+        "decoder",
+        config.epochs,
+        run.epoch,
+        modules={"decoder": run.decoder},
+        optimiser=run.optimiser,
+        seed=seed,
+        folder=folder,
+        resume=resume,
+        identity=identity,
+        log=log,
+    )
+    return run.decoder.eval(), history
+
+
+class _Run:
+    """The state of one decoder training; `epoch` is what the loop calls."""
+
+    def __init__(self, vectors: Vectors, tokenizer: Tokenizer, config: DecoderConfig, seed: int, device: str) -> None:
+        self.config, self.seed, self.device = config, seed, device
+        self.quantizer = tokenizer.quantizer
+        self.query = embed(tokenizer.fusion, vectors.queries, device)
+        self.item = embed(tokenizer.fusion, vectors.items, device)
+        self.modality = torch.as_tensor(vectors.items.modality.astype(np.int64)).to(device)
+        self.codes = self.quantizer.encode(self.item, self.modality)
+        self.pair_q = torch.as_tensor(vectors.pair_query).long().to(device)
+        self.pair_x = torch.as_tensor(vectors.pair_item).long().to(device)
+        self.val_q, self.val_x = _validation_pairs(vectors, device)
+        self.decoder = new_decoder(tokenizer, config, seed).to(device)
+        self.optimiser = adam([(self.decoder, 1.0, config.weight_decay)], betas=(0.9, 0.98))
+        self.steps = num_batches(len(self.pair_q), config.batch_size)
+
+    def epoch(self, epoch: int) -> Metrics:
+        """Run one pass over the pairs and return training and validation losses."""
+        self.decoder.train()
+        generator = torch.Generator().manual_seed(seed_of(self.seed, "decoder", epoch))
+        total = torch.zeros((), device=self.device)
+        work = batches(len(self.pair_q), self.config.batch_size, generator)
+        for step, rows in enumerate(progress(work, f"decoder: epoch {epoch + 1}/{self.config.epochs}", total=self.steps)):
+            total += self._step(rows.to(self.device), epoch * self.steps + step)
+        return {"loss": float(total) / self.steps, **self._validate()}
+
+    def _step(self, rows: Tensor, step: int) -> Tensor:
+        config = self.config
+        set_lr(self.optimiser, cosine_lr(config.lr, config.lr_end, config.warmup, step, config.epochs * self.steps))
+        query, target = self.query[self.pair_q[rows]], self.item[self.pair_x[rows]]
+        codes = self.codes[self.pair_x[rows]]
+        mixed = augment_queries(query, target, config.augmentation)
+        soft = self._soft(target, codes) if config.soft_targets > 0 else None
+        loss = decoder_loss(self.decoder, mixed, codes, soft)
+        self.optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        if config.clip > 0:
+            torch.nn.utils.clip_grad_norm_(self.decoder.parameters(), config.clip)
+        self.optimiser.step()
+        return loss.detach()
+
+    @torch.no_grad()
+    def _soft(self, target_PD: Tensor, codes_PT: Tensor) -> list[Tensor | None]:
+        partial = self.quantizer.partial_sums(codes_PT)
+        soft: list[Tensor | None] = [None] * self.quantizer.first
+        for level in range(self.quantizer.first, codes_PT.shape[1]):
+            residual = target_PD - partial[:, level - 1] if level else target_PD
+            soft.append(soft_code_targets(residual, self.quantizer.codebooks[level], self.config.soft_targets))
+        return soft
+
+    @torch.no_grad()
+    def _validate(self) -> Metrics:
+        if len(self.val_q) == 0:
+            return {}
+        self.decoder.eval()
+        losses, hits, count = torch.zeros(len(self.quantizer.sizes)), torch.zeros(len(self.quantizer.sizes)), 0
+        for start in range(0, len(self.val_q), 1024):
+            codes = self.codes[self.val_x[start : start + 1024]]
+            for level, logits in enumerate(self.decoder(self.query[self.val_q[start : start + 1024]], codes)):
+                losses[level] += float(F.cross_entropy(logits, codes[:, level], reduction="sum"))
+                hits[level] += float((logits.argmax(-1) == codes[:, level]).sum())
+            count += len(codes)
+        per_level = [round(value, 4) for value in (losses / count).tolist()]
+        return {"val_loss": float(losses.mean() / count), "val_loss_levels": per_level, "val_accuracy": [round(v, 4) for v in (hits / count).tolist()]}
+
+
+def _validation_pairs(vectors: Vectors, device: str) -> tuple[Tensor, Tensor]:
+    queries, items = [], []
+    for task in vectors.of_split("val"):
+        queries.extend(task.query_rows.tolist())
+        items.extend(int(rows[0]) for rows in task.positives)
+    return torch.as_tensor(queries, dtype=torch.long, device=device), torch.as_tensor(items, dtype=torch.long, device=device)

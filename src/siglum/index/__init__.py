@@ -1,0 +1,8 @@
+"""The index: every item's codes as sorted, bit-packed rows that are an implicit trie."""
+
+from __future__ import annotations
+
+from siglum.index.index import Collisions, Index
+from siglum.index.trie import Allowed, Children, Leaves
+
+__all__ = ["Allowed", "Children", "Collisions", "Index", "Leaves"]

@@ -1,0 +1,262 @@
+"""The index: items in pool order and their codes as sorted, bit-packed rows.
+
+Shapes: N items, L levels (the modality token, where there is one, is level 0), B bytes a packed row. A *position* is
+an item's place in the pool; a *row* is its place among the codes sorted in ascending order, equal codes by position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from siglum import files
+from siglum.index import store
+from siglum.index.ids import Ids
+from siglum.index.pack import Layout, chunks, insertion_points, sort_rows
+from siglum.index.trie import Allowed, Children, Leaves, Trie
+from siglum.types import SiglumError
+
+
+class Collisions(NamedTuple):
+    """How many items have codes that another item has as well."""
+
+    groups: int
+    """Sets of two or more items with equal codes."""
+    items: int
+    """Items in those sets."""
+    largest: int
+    """Items in the largest set; 0 if there is none."""
+
+
+class Index:
+    """N items found by their codes; an index never changes, `add` and `remove` return another one.
+
+    The state is canonical: the same pool in the same order gives the same bytes, however it came about.
+
+    >>> index = Index.build(["cat", "dog", "cow"], np.array([[0, 7], [0, 2], [0, 7]]), (3, 8), tokenizer="f00d")
+    >>> index.children(*index.root, depth=0).token.tolist(), index.collisions().items
+    ([0], 2)
+    >>> index.remove(["cat"]).codes_of(["cow"]).tolist()
+    [[0, 7]]
+    """
+
+    def __init__(
+        self, *, ids: Ids, packed_NB: np.ndarray, shared: np.ndarray, order: np.ndarray, layout: Layout, tokenizer: str
+    ) -> None:
+        """Wrap arrays that are known to be consistent; use `build` or `load`."""
+        self.ids = ids
+        """Item ids in pool order, decoded on demand."""
+        self.packed_NB = packed_NB
+        """Sorted codes, uint8 (N, B), see `Layout`."""
+        self.shared = shared
+        """Number of leading codes a row shares with the row before, uint8 (N,); L means equal codes."""
+        self.order = order
+        """Position of each row, uint32 (N,)."""
+        self.layout = layout
+        self.tokenizer = tokenizer
+        """Fingerprint of the tokenizer that made the codes."""
+        self._trie = Trie(layout, packed_NB, shared, order)
+
+    @classmethod
+    def build(cls, ids: Sequence[str], codes_NL: np.ndarray, sizes: Sequence[int], tokenizer: str) -> Index:
+        """Return an index of items with these codes, refusing an empty pool, repeated ids and codes out of range."""
+        names = Ids.of(ids)
+        if not len(names):
+            raise SiglumError("an index needs at least one item, but the pool is empty.")
+        layout = Layout(tuple(int(size) for size in sizes))
+        packed_NB, order = _sorted(names, codes_NL, layout)
+        shared = np.zeros(len(names), np.uint8)
+        shared[1:] = layout.shared(packed_NB[:-1], packed_NB[1:])
+        return cls(ids=names, packed_NB=packed_NB, shared=shared, order=order, layout=layout, tokenizer=tokenizer)
+
+    def add(self, ids: Sequence[str], codes_NL: np.ndarray) -> Index:
+        """Return an index with these items at the end of the pool, merged into the sorted rows."""
+        new_ids = Ids.of(ids)
+        new_NB, new_order = _sorted(new_ids, codes_NL, self.layout)
+        names = self.ids.joined(new_ids)
+        at = insertion_points(self.packed_NB, new_NB) + np.arange(len(new_ids))
+        is_old = np.ones(len(names), bool)
+        is_old[at] = False
+
+        def merged(old: np.ndarray, new: np.ndarray) -> np.ndarray:
+            result = np.empty((len(names), *old.shape[1:]), old.dtype)
+            result[is_old], result[at] = old, new
+            return result
+
+        packed_NB = merged(self.packed_NB, new_NB)
+        shared = merged(self.shared, np.zeros(len(new_ids), np.uint8))
+        order = merged(self.order, new_order + np.uint32(len(self)))
+        is_stale = ~is_old
+        is_stale[1:] |= ~is_old[:-1]
+        self._refresh(packed_NB, shared, is_stale)
+        return self._with(names, packed_NB, shared, order)
+
+    def remove(self, ids: Iterable[str]) -> Index:
+        """Return an index without these items, the pool closing up behind them."""
+        keep = np.ones(len(self), bool)
+        keep[self.ids.positions(ids)] = False
+        if not keep.any():
+            raise SiglumError(f"removing all {len(self)} items would leave an empty index; keep at least one.")
+        stays = keep[self.order]
+        packed_NB, shared = self.packed_NB[stays], self.shared[stays]
+        order = (np.cumsum(keep) - 1)[self.order[stays]].astype(np.uint32)
+        is_stale = np.zeros(len(self), bool)
+        is_stale[1:] = ~stays[:-1]
+        self._refresh(packed_NB, shared, is_stale[stays])
+        return self._with(self.ids.kept(keep), packed_NB, shared, order)
+
+    def _refresh(self, packed_NB: np.ndarray, shared: np.ndarray, is_stale: np.ndarray) -> None:
+        """Compute shared-prefix lengths again, in place, where the row before is another one than it was."""
+        shared[0] = 0
+        stale_rows = 1 + np.flatnonzero(is_stale[1:])
+        for part in chunks(len(stale_rows)):
+            rows = stale_rows[part]
+            shared[rows] = self.layout.shared(packed_NB[rows - 1], packed_NB[rows])
+
+    def _with(self, ids: Ids, packed_NB: np.ndarray, shared: np.ndarray, order: np.ndarray) -> Index:
+        return Index(
+            ids=ids, packed_NB=packed_NB, shared=shared, order=order, layout=self.layout, tokenizer=self.tokenizer
+        )
+
+    def save(self, folder: Path) -> str:
+        """Write the index into a folder and return its fingerprint."""
+        files.begin_stage(folder)
+        rows = {"packed": self.packed_NB, "shared": self.shared, "order": self.order}
+        store.write_arrays(folder / store.ROWS_FILE, rows)
+        names = {"id_bytes": self.ids.blob, "id_offsets": self.ids.offsets}
+        store.write_arrays(folder / store.IDS_FILE, names)
+        inputs = {"tokenizer": self.tokenizer}
+        return files.finish_stage(folder, stage=store.STAGE, inputs=inputs, items=len(self), sizes=list(self.sizes))
+
+    @classmethod
+    def load(cls, folder: Path, tokenizer: str | None = None) -> Index:
+        """Map a saved index into memory, refusing one made with another tokenizer than the one given."""
+        record = files.open_stage(folder, store.STAGE, **({} if tokenizer is None else {"tokenizer": tokenizer}))
+        layout, count = Layout(tuple(record["sizes"])), int(record["items"])
+        rows = store.map_arrays(
+            folder / store.ROWS_FILE,
+            {"packed": ("u1", (count, layout.row_bytes)), "shared": ("u1", (count,)), "order": ("u4", (count,))},
+        )
+        names = store.map_arrays(
+            folder / store.IDS_FILE, {"id_bytes": ("u1", (None,)), "id_offsets": ("i8", (count + 1,))}
+        )
+        return cls(
+            ids=Ids(names["id_bytes"], names["id_offsets"]),
+            packed_NB=rows["packed"],
+            shared=rows["shared"],
+            order=rows["order"],
+            layout=layout,
+            tokenizer=record["inputs"]["tokenizer"],
+        )
+
+    def __len__(self) -> int:
+        """Return the number N of items."""
+        return len(self.order)
+
+    def __repr__(self) -> str:
+        """Return the number of items, the sizes and the tokenizer."""
+        return f"Index({len(self)} items, sizes={self.sizes}, tokenizer={self.tokenizer!r})"
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of codes of every level."""
+        return self.layout.sizes
+
+    @property
+    def levels(self) -> int:
+        """Number L of codes an item, the modality token counted."""
+        return self.layout.levels
+
+    def codes(self, rows: np.ndarray | None = None) -> np.ndarray:
+        """Return the codes of sorted rows (all of them by default), int32 (n, L)."""
+        return self.layout.unpack(self.packed_NB, rows)
+
+    def column(self, level: int, rows: np.ndarray) -> np.ndarray:
+        """Return the codes of one level for sorted rows, int32 (n,)."""
+        return self.layout.column(self.packed_NB, level, rows)
+
+    def positions(self, ids: Iterable[str]) -> np.ndarray:
+        """Return the positions of items in the pool, refusing an unknown id, int64."""
+        return self.ids.positions(ids)
+
+    def rows(self, ids: Iterable[str]) -> np.ndarray:
+        """Return the sorted rows of items, refusing an unknown id, int64."""
+        rows: np.ndarray = self._row_of_position[self.positions(ids)]
+        return rows.astype(np.int64)
+
+    def codes_of(self, ids: Iterable[str]) -> np.ndarray:
+        """Return the codes of items, refusing an unknown id, int32 (n, L)."""
+        return self.codes(self.rows(ids))
+
+    @cached_property
+    def _row_of_position(self) -> np.ndarray:
+        rows = np.empty(len(self), np.uint32)
+        rows[self.order] = np.arange(len(self), dtype=np.uint32)
+        return rows
+
+    def collisions(self) -> Collisions:
+        """Count the items that share all their codes with another item."""
+        starts = np.append(np.flatnonzero(self.shared < self.levels), len(self))
+        counts = np.diff(starts)
+        counts = counts[counts > 1]
+        return Collisions(len(counts), int(counts.sum()), int(counts.max(initial=0)))
+
+    def rows_mask(self, within: Iterable[str] | np.ndarray) -> np.ndarray:
+        """Return which sorted rows belong to the ids, or to the boolean mask over positions, bool (N,)."""
+        if isinstance(within, np.ndarray) and within.dtype == bool:
+            if within.shape != (len(self),):
+                raise SiglumError(f"the mask has shape {within.shape}, but the index has {len(self)} items.")
+            mask = within
+        else:
+            mask = np.zeros(len(self), bool)
+            mask[self.positions(within)] = True
+        rows: np.ndarray = mask[self.order]
+        return rows
+
+    def allow(self, within: Iterable[str] | np.ndarray) -> Allowed:
+        """Return the filter of `rows_mask` in the form `children` and `leaves` take; make it once a search."""
+        return Allowed.of(self.rows_mask(within))
+
+    @property
+    def root(self) -> tuple[np.ndarray, np.ndarray]:
+        """The node at depth 0, as the arrays (lo, hi) of one range."""
+        return np.zeros(1, np.int64), np.full(1, len(self))
+
+    def children(self, lo: np.ndarray, hi: np.ndarray, depth: int, allowed: Allowed | None = None) -> Children:
+        """Return the children of many nodes [lo, hi) at one depth, leaving out those without an allowed item."""
+        return self._trie.children(lo, hi, depth, allowed)
+
+    def leaves(self, lo: np.ndarray, hi: np.ndarray, allowed: Allowed | None = None) -> Leaves:
+        """Return the (allowed) items under nodes [lo, hi) of any depth; under full depth they come in pool order."""
+        return self._trie.leaves(lo, hi, allowed)
+
+
+def _sorted(ids: Ids, codes_NL: np.ndarray, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
+    """Return checked codes as sorted packed rows, with the position of each row."""
+    codes_NL = np.asarray(codes_NL)
+    _check_codes(ids, codes_NL, layout)
+    packed_NB = layout.pack(codes_NL)
+    order = sort_rows(packed_NB)
+    return packed_NB[order], order.astype(np.uint32)
+
+
+def _check_codes(ids: Ids, codes_NL: np.ndarray, layout: Layout) -> None:
+    if codes_NL.shape != (len(ids), layout.levels):
+        raise SiglumError(
+            f"{len(ids)} items with {layout.levels} levels need codes of shape ({len(ids)}, {layout.levels}), "
+            f"but they have shape {codes_NL.shape}."
+        )
+    if codes_NL.dtype.kind not in "iu":
+        raise SiglumError(f"codes must be whole numbers, but they are {codes_NL.dtype}.")
+    for part in chunks(len(ids)):
+        wrong_NL = (codes_NL[part] < 0) | (codes_NL[part] >= np.array(layout.sizes))
+        if wrong_NL.any():
+            row, level = np.argwhere(wrong_NL)[0]
+            raise SiglumError(
+                f"item {ids[part.start + int(row)]!r} has code {codes_NL[part.start + row, level]} at level {level}, "
+                f"but codes there go from 0 to {layout.sizes[level] - 1}."
+            )

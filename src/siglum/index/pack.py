@@ -1,0 +1,172 @@
+"""Bit packing: a row of codes as the fewest bytes, so that byte order is code order.
+
+Shapes: N rows, L levels (the modality token, where there is one, is level 0), B bytes a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from siglum.types import SiglumError
+
+CHUNK = 1 << 16
+"""Rows worked on at a time, so that temporary arrays stay in the cache and out of the memory figures."""
+MAX_LEVELS = 255
+"""Shared-prefix lengths are stored in one byte."""
+MAX_SIZE = 1 << 31
+"""Codes are handed out as int32."""
+
+
+def chunks(count: int) -> Iterator[slice]:
+    """Yield slices of at most `CHUNK` rows that cover `count` rows."""
+    for start in range(0, count, CHUNK):
+        yield slice(start, min(start + CHUNK, count))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the code of every level lies in a packed row: ceil(log2 V) bits a level, most significant first.
+
+    >>> layout = Layout((3, 512, 2048))
+    >>> layout.bits, layout.row_bytes
+    ((2, 9, 11), 3)
+    >>> layout.unpack(layout.pack(np.array([[2, 511, 7]]))).tolist()
+    [[2, 511, 7]]
+    """
+
+    sizes: tuple[int, ...]
+    """Number V of codes of every level; a level with one code takes no bits."""
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that cannot be stored."""
+        if not 1 <= len(self.sizes) <= MAX_LEVELS:
+            raise SiglumError(f"an index needs 1 to {MAX_LEVELS} levels, but {len(self.sizes)} sizes were given.")
+        for level, size in enumerate(self.sizes):
+            if not 1 <= size <= MAX_SIZE:
+                raise SiglumError(f"level {level} has size {size}, but a level has 1 to {MAX_SIZE} codes.")
+
+    @property
+    def levels(self) -> int:
+        """Number L of codes a row."""
+        return len(self.sizes)
+
+    @cached_property
+    def bits(self) -> tuple[int, ...]:
+        """Bits of every level."""
+        return tuple((size - 1).bit_length() for size in self.sizes)
+
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        """First bit of every level, and the end of the last."""
+        return tuple(sum(self.bits[:level]) for level in range(self.levels + 1))
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """Bytes B of one packed row."""
+        return -(-self.starts[-1] // 8)
+
+    @cached_property
+    def _level_of_bit(self) -> np.ndarray:
+        return np.repeat(np.arange(self.levels, dtype=np.uint8), self.bits)
+
+    def pack(self, codes_NL: np.ndarray) -> np.ndarray:
+        """Return codes (N, L) as uint8 rows (N, B); the codes must be in range."""
+        packed_NB = np.empty((len(codes_NL), self.row_bytes), np.uint8)
+        for part in chunks(len(codes_NL)):
+            packed_NB[part] = self._pack_chunk(codes_NL[part])
+        return packed_NB
+
+    def _pack_chunk(self, codes_NL: np.ndarray) -> np.ndarray:
+        codes_LN = np.ascontiguousarray(codes_NL.T, np.uint64)
+        words_WN = np.zeros((-(-self.row_bytes // 8), len(codes_NL)), np.uint64)
+        for code, start, bits in zip(codes_LN, self.starts, self.bits, strict=False):
+            if bits:
+                word, end = start // 64, start % 64 + bits
+                if end <= 64:
+                    words_WN[word] |= code << np.uint64(64 - end)
+                else:
+                    words_WN[word] |= code >> np.uint64(end - 64)
+                    words_WN[word + 1] |= code << np.uint64(128 - end)
+        return words_WN.T.astype(">u8", order="C").view(np.uint8)[:, : self.row_bytes]
+
+    def column(self, packed_NB: np.ndarray, level: int, rows: np.ndarray) -> np.ndarray:
+        """Return the code of one level for the chosen rows, int32."""
+        bits, start = self.bits[level], self.starts[level]
+        if bits == 0:
+            return np.zeros(len(rows), np.int32)
+        first, last = start // 8, (start + bits - 1) // 8
+        flat, at = packed_NB.reshape(-1), np.asarray(rows, np.int64) * self.row_bytes + first
+        value = flat[at].astype(np.int64)
+        for _ in range(first, last):
+            at += 1
+            value <<= 8
+            value |= flat[at]
+        value >>= 8 * (last + 1) - start - bits
+        value &= (1 << bits) - 1
+        return value.astype(np.int32)
+
+    def unpack(self, packed_NB: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
+        """Return the codes of the chosen rows (all of them by default), int32 (n, L)."""
+        rows = np.arange(len(packed_NB)) if rows is None else rows
+        codes_NL = np.empty((len(rows), self.levels), np.int32)
+        for part in chunks(len(rows)):
+            for level in range(self.levels):
+                codes_NL[part, level] = self.column(packed_NB, level, rows[part])
+        return codes_NL
+
+    def shared(self, before_NB: np.ndarray, after_NB: np.ndarray) -> np.ndarray:
+        """Return how many leading codes two packed rows have in common, row by row, uint8 (N,)."""
+        result = np.full(len(before_NB), self.levels, np.uint8)
+        if self.row_bytes == 0:
+            return result
+        # Position of the highest set bit in a byte, counted from the left: the first bit that differs.
+        first_bit = np.array([8 - value.bit_length() for value in range(256)])
+        for part in chunks(len(before_NB)):
+            differs_NB = before_NB[part] ^ after_NB[part]
+            byte = (differs_NB != 0).argmax(1)
+            value = np.take_along_axis(differs_NB, byte[:, None], 1)[:, 0]
+            other = np.flatnonzero(value)
+            result[part][other] = self._level_of_bit[8 * byte[other] + first_bit[value[other]]]
+        return result
+
+
+def sort_rows(packed_NB: np.ndarray) -> np.ndarray:
+    """Return the order that sorts packed rows, equal rows staying in the order they came, int64 (N,)."""
+    words = -(-packed_NB.shape[1] // 8)
+    if words == 0:
+        return np.arange(len(packed_NB))
+    # The first 8 bytes decide nearly always, and sorting one machine word is several times faster than lexsort.
+    key = _word(packed_NB, 0)
+    order = np.argsort(key)
+    key = key[order]
+    equal = key[1:] == key[:-1]
+    tied = np.zeros(len(order), bool)
+    tied[1:] |= equal
+    tied[:-1] |= equal
+    places = np.flatnonzero(tied)
+    if len(places):
+        rows = np.sort(order[places])
+        rows_NB = packed_NB[rows]
+        order[places] = rows[np.lexsort([_word(rows_NB, word) for word in reversed(range(words))])]
+    return order
+
+
+def insertion_points(packed_NB: np.ndarray, new_MB: np.ndarray) -> np.ndarray:
+    """Return where each new row goes among sorted rows, after any equal row, int64 (M,)."""
+    if packed_NB.shape[1] == 0:
+        return np.full(len(new_MB), len(packed_NB))
+    # Unstructured void compares byte by byte, unsigned, which is the order of the codes.
+    kind = np.dtype((np.void, packed_NB.shape[1]))
+    old, new = np.ascontiguousarray(packed_NB).view(kind)[:, 0], np.ascontiguousarray(new_MB).view(kind)[:, 0]
+    return np.searchsorted(old, new, side="right")
+
+
+def _word(packed_NB: np.ndarray, word: int) -> np.ndarray:
+    part = packed_NB[:, 8 * word : 8 * word + 8]
+    padded = np.zeros((len(packed_NB), 8), np.uint8)
+    padded[:, : part.shape[1]] = part
+    return padded.view(">u8")[:, 0].astype(np.uint64)

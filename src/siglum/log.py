@@ -1,0 +1,138 @@
+"""The record of a run: JSONL for machines, an optional TensorBoard writer, progress for people.
+
+The library prints nothing; a command line sets a reporter and thereby decides what people see.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+class Log(Protocol):
+    """Anything that takes one record of named numbers."""
+
+    def write(self, stage: str, step: int, values: dict[str, Any]) -> None:
+        """Keep the values of one step (an epoch) of a stage."""
+        ...
+
+
+class NoLog:
+    """Keeps nothing."""
+
+    def write(self, stage: str, step: int, values: dict[str, Any]) -> None:
+        """Drop the record."""
+
+
+class JsonlLog:
+    """Appends one JSON line a record to a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, stage: str, step: int, values: dict[str, Any]) -> None:
+        """Append one line."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a") as file:
+            file.write(json.dumps({"stage": stage, "step": step, "time": round(time.time(), 3), **values}) + "\n")
+
+
+class TensorBoardLog:
+    """Writes the same records for TensorBoard (needs the package `tensorboard`)."""
+
+    def __init__(self, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+
+    def write(self, stage: str, step: int, values: dict[str, Any]) -> None:
+        """Write every number as a scalar; lists become one scalar an entry."""
+        for name, value in values.items():
+            numbers = value if isinstance(value, list) else [value]
+            for position, number in enumerate(numbers):
+                if isinstance(number, int | float):
+                    tag = f"{stage}/{name}/{position}" if isinstance(value, list) else f"{stage}/{name}"
+                    self.writer.add_scalar(tag, number, step)  # type: ignore[no-untyped-call]
+        self.writer.flush()  # type: ignore[no-untyped-call]
+
+
+class BothLogs:
+    """Sends every record to several logs."""
+
+    def __init__(self, *logs: Log) -> None:
+        self.logs = logs
+
+    def write(self, stage: str, step: int, values: dict[str, Any]) -> None:
+        """Write to each."""
+        for log in self.logs:
+            log.write(stage, step, values)
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """Return the records of a JSONL log, the last one of each stage and step; a torn last line is left out."""
+    latest: dict[tuple[str, int], dict[str, Any]] = {}
+    if not path.exists():
+        return []
+    for line in path.read_text().splitlines():
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        latest[record["stage"], record["step"]] = record
+    return list(latest.values())
+
+
+@dataclass(slots=True)
+class Tick:
+    """How far a piece of long work has come."""
+
+    label: str
+    done: int
+    total: int
+    seconds: float
+    unit: str
+
+    @property
+    def rate(self) -> float:
+        """Units a second so far."""
+        return self.done / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def left(self) -> float:
+        """Estimated seconds left."""
+        return (self.total - self.done) / self.rate if self.rate > 0 else float("inf")
+
+
+Reporter = Callable[[Tick], None]
+_reporter: ContextVar[Reporter | None] = ContextVar("reporter", default=None)
+
+
+@contextmanager
+def reporting(reporter: Reporter) -> Iterator[None]:
+    """Send progress to `reporter` inside the block."""
+    token = _reporter.set(reporter)
+    try:
+        yield
+    finally:
+        _reporter.reset(token)
+
+
+def progress(work: Iterable[T], label: str, *, total: int | None = None, unit: str = "step", size: int = 1) -> Iterator[T]:
+    """Yield from `work`, telling the reporter (if any) after each element; one element is `size` units."""
+    reporter = _reporter.get()
+    if total is None:
+        total = len(work) * size if isinstance(work, Sized) else 0
+    start, done = time.perf_counter(), 0
+    for element in work:
+        yield element
+        done = min(done + size, total) if total else done + size
+        if reporter is not None:
+            reporter(Tick(label, done, total, time.perf_counter() - start, unit))

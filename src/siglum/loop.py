@@ -1,0 +1,161 @@
+"""One training loop for every trainable stage: seeded epochs, atomic checkpoints, exact resume.
+
+An epoch is a function of (state, seed, epoch number): all randomness is seeded at its start. A run that is
+killed and resumed therefore ends in the same bits as one that was not, on CPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from siglum.files import fingerprint, read_json, read_tensors, write_json, write_tensors
+from siglum.log import Log, NoLog, progress
+from siglum.types import SiglumError
+
+Metrics = dict[str, Any]
+
+
+def seed_of(*parts: Any) -> int:
+    """Return a 63-bit seed made from any values.
+
+    >>> seed_of("tokenizer", 0) == seed_of("tokenizer", 0) != seed_of("tokenizer", 1)
+    True
+    """
+    return int(fingerprint(*parts), 16) >> 1
+
+
+def batches(num_rows: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Yield a random order of the rows in batches of equal size; a short last batch is left out unless it is the only one."""
+    order = torch.randperm(num_rows, generator=generator)
+    size = min(size, num_rows)
+    for start in range(0, num_rows - size + 1, size):
+        yield order[start : start + size]
+
+
+def num_batches(num_rows: int, size: int) -> int:
+    """Return how many batches `batches` yields."""
+    return num_rows // min(size, num_rows)
+
+
+def cosine_lr(peak: float, end: float, warmup: float, step: int, total: int) -> float:
+    """Return the learning rate: linear rise over the `warmup` share, then cosine to `end` times the peak."""
+    rise = int(warmup * total)
+    if step < rise:
+        return peak * (step + 1) / rise
+    along = (step - rise) / max(1, total - rise)
+    return peak * (end + (1 - end) * 0.5 * (1 + math.cos(math.pi * along)))
+
+
+def adam(groups: list[tuple[nn.Module | list[nn.Parameter], float, float]], betas: tuple[float, float] = (0.9, 0.999)) -> torch.optim.AdamW:
+    """Return AdamW over (module or parameters, learning-rate scale, weight decay); vectors are never decayed."""
+    options = []
+    for source, scale, decay in groups:
+        found = source.parameters() if isinstance(source, nn.Module) else source
+        parameters = [p for p in found if p.requires_grad]
+        for chosen, weight_decay in (([p for p in parameters if p.ndim > 1], decay), ([p for p in parameters if p.ndim < 2], 0.0)):
+            if chosen:
+                options.append({"params": chosen, "weight_decay": weight_decay, "scale": scale})
+    return torch.optim.AdamW(options, lr=0.0, betas=betas, eps=1e-8)
+
+
+def set_lr(optimiser: torch.optim.Optimizer, lr: float) -> None:
+    """Set the learning rate of every group, times the group's scale."""
+    for group in optimiser.param_groups:
+        group["lr"] = lr * group["scale"]
+
+
+def train(
+    stage: str,
+    epochs: int,
+    run_epoch: Callable[[int], Metrics],
+    *,
+    modules: dict[str, nn.Module],
+    optimiser: torch.optim.Optimizer | None,
+    seed: int,
+    folder: Path | None = None,
+    resume: bool = False,
+    identity: str = "",
+    log: Log | None = None,
+) -> list[Metrics]:
+    """Run the epochs and return their metrics.
+
+    After every epoch the state goes to `folder` (if given); with `resume` a state of the same `identity` is
+    continued. If metrics contain `select`, the state with the highest value is the one left in the modules.
+    """
+    log = log or NoLog()
+    history: list[Metrics] = []
+    best: float = -math.inf
+    if resume and folder is not None and (folder / "checkpoint.json").exists():
+        history, best = _load(folder, identity, modules, optimiser)
+    for epoch in progress(range(len(history), epochs), f"{stage}: epochs", total=epochs - len(history), unit="epoch"):
+        torch.manual_seed(seed_of(seed, stage, epoch) % 2**63)
+        metrics = run_epoch(epoch)
+        if not all(math.isfinite(v) for v in metrics.values() if isinstance(v, float)):
+            raise SiglumError(f"{stage} diverged in epoch {epoch + 1}: {metrics}; lower the learning rate.")
+        history.append(metrics)
+        if metrics.get("select", -math.inf) > best:
+            best = metrics["select"]
+            keep = {f"{name}.{key}": value.clone() for name, module in modules.items() for key, value in module.state_dict().items()}
+            if folder is not None:
+                write_tensors(folder / "best.safetensors", keep)
+        log.write(stage, epoch, metrics)
+        if folder is not None:
+            _save(folder, identity, modules, optimiser, history, best)
+    if best > -math.inf:
+        chosen = read_tensors(folder / "best.safetensors") if folder is not None else keep
+        _restore(modules, {name: torch.as_tensor(value) for name, value in chosen.items()})
+    return history
+
+
+def _restore(modules: dict[str, nn.Module], tensors: dict[str, Tensor]) -> None:
+    for name, module in modules.items():
+        prefix = f"{name}."
+        module.load_state_dict({key[len(prefix) :]: value for key, value in tensors.items() if key.startswith(prefix)})
+
+
+def _save(
+    folder: Path,
+    identity: str,
+    modules: dict[str, nn.Module],
+    optimiser: torch.optim.Optimizer | None,
+    history: list[Metrics],
+    best: float,
+) -> None:
+    """Write the state under a name of its own, then point to it: a kill at any moment leaves a whole checkpoint."""
+    tensors = {f"{name}.{key}": value for name, module in modules.items() for key, value in module.state_dict().items()}
+    if optimiser is not None:
+        for index, slots in optimiser.state_dict()["state"].items():
+            tensors |= {f"optimiser.{index}.{slot}": torch.as_tensor(value) for slot, value in slots.items()}
+    name = f"state-{len(history):05d}.safetensors"
+    write_tensors(folder / name, tensors)
+    record = {"identity": identity, "state": name, "history": history, "best": None if best == -math.inf else best}
+    write_json(folder / "checkpoint.json", record)
+    for old in folder.glob("state-*.safetensors"):
+        if old.name != name:
+            old.unlink()
+
+
+def _load(
+    folder: Path, identity: str, modules: dict[str, nn.Module], optimiser: torch.optim.Optimizer | None
+) -> tuple[list[Metrics], float]:
+    record = read_json(folder / "checkpoint.json")
+    if record["identity"] != identity:
+        raise SiglumError(f"{folder} holds a checkpoint of another configuration or other data; start without --resume.")
+    tensors = {name: torch.from_numpy(np.array(value)) for name, value in read_tensors(folder / record["state"]).items()}
+    _restore(modules, tensors)
+    if optimiser is not None:
+        state = optimiser.state_dict()
+        state["state"] = {}
+        for name, value in tensors.items():
+            if name.startswith("optimiser."):
+                _, index, slot = name.split(".", 2)
+                state["state"].setdefault(int(index), {})[slot] = value
+        optimiser.load_state_dict(state)
+    return record["history"], -math.inf if record["best"] is None else record["best"]

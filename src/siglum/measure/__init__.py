@@ -1,0 +1,1 @@
+"""Measures of retrieval and the statistics that say whether a difference is one."""

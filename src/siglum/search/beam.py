@@ -1,0 +1,147 @@
+"""Trie-constrained beam search over arrays, many queries at once, with any scorer.
+
+At every level the B best prefixes of a query stay. Ties are broken by code order: of two prefixes with equal
+scores the one with the smaller codes (compared from the first token) is kept and ranked first. Items that share
+all codes share their score and stand in pool order, or by dense similarity where vectors are given.
+Shapes: Q queries, R live rows (prefixes), C candidates, D numbers a vector.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from siglum.index import Index
+from siglum.index.trie import Allowed
+from siglum.search.scorers import Scorer
+from siglum.types import Hit, SiglumError
+
+
+class Beams(NamedTuple):
+    """Live prefixes of all queries, by query and then by code order."""
+
+    query: np.ndarray
+    """Query of each prefix, int64."""
+    lo: np.ndarray
+    """First sorted row under the prefix."""
+    hi: np.ndarray
+    """End of the rows under the prefix."""
+    score: np.ndarray
+    """Sum of the scores along the path, float64."""
+
+
+@dataclass(slots=True)
+class Ranking:
+    """Ranked items of one query; `position` is the place in the pool, `row` the index's sorted row."""
+
+    position: np.ndarray
+    row: np.ndarray
+    score: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.position)
+
+
+def best_per_query(query_C: np.ndarray, score_C: np.ndarray, beam: int, num_queries: int) -> np.ndarray:
+    """Return the places of each query's `beam` best candidates, in the order given; ties go to the earlier one.
+
+    >>> best_per_query(np.array([0, 0, 0, 1]), np.array([1.0, 2.0, 2.0, 0.5]), 2, 2).tolist()
+    [1, 2, 3]
+    """
+    count = np.bincount(query_C, minlength=num_queries)
+    if len(count) == 0 or count.max() <= beam:
+        return np.arange(len(query_C))
+    start = np.concatenate([[0], np.cumsum(count)[:-1]])
+    table = np.full((num_queries, count.max()), -np.inf)
+    column = np.arange(len(query_C)) - start[query_C]
+    table[query_C, column] = score_C
+    last = -np.partition(-table, beam - 1, axis=1)[:, beam - 1]
+    above = table > last[:, None]
+    level = (table == last[:, None]) & np.isfinite(table)
+    room = beam - above.sum(1)
+    keep = above | (level & (np.cumsum(level, axis=1) <= room[:, None]))
+    keep |= (count <= beam)[:, None]
+    return np.flatnonzero(keep[query_C, column])
+
+
+def beam_search(
+    scorer: Scorer, index: Index, query_QD: Tensor, beam: int, allowed: Allowed | None = None, trace: list[Beams] | None = None
+) -> Beams:
+    """Return the surviving leaves of every query; `trace` collects the live prefixes after every level."""
+    if beam < 1:
+        raise SiglumError(f"the beam must be at least 1, not {beam}.")
+    num, device = len(query_QD), query_QD.device
+    root_lo, root_hi = index.root
+    live = Beams(np.arange(num), np.repeat(root_lo, num), np.repeat(root_hi, num), np.zeros(num))
+    state = scorer.begin(query_QD)
+    for level in range(index.levels):
+        kids = index.children(live.lo, live.hi, level, allowed)
+        parent, token = torch.as_tensor(kids.parent, device=device), torch.as_tensor(kids.token, device=device).long()
+        step = scorer.score(state, level, parent, token)
+        score = live.score[kids.parent] + step.double().cpu().numpy()
+        if np.isnan(score).any():
+            raise SiglumError("a score is not a number: the query vectors or the model's weights contain NaN.")
+        query = live.query[kids.parent]
+        keep = best_per_query(query, score, beam, num)
+        live = Beams(query[keep], kids.lo[keep], kids.hi[keep], score[keep])
+        if trace is not None:
+            trace.append(live)
+        if level + 1 < index.levels:
+            chosen = torch.as_tensor(keep, device=device)
+            state = scorer.advance(state, level, parent[chosen], token[chosen])
+    return live
+
+
+def rank_items(
+    index: Index, beams: Beams, num_queries: int, k: int, allowed: Allowed | None = None, dense: tuple[Tensor, Tensor] | None = None
+) -> list[Ranking]:
+    """Unfold leaves into ranked items, at most `k` a query; fewer where the beam owns fewer.
+
+    `dense` = (query vectors (Q, D), item vectors in pool order (N, D)) orders the items of one leaf by similarity.
+    """
+    order = np.lexsort((np.arange(len(beams.score)), -beams.score, beams.query))
+    query, score = beams.query[order], beams.score[order]
+    leaves = index.leaves(beams.lo[order], beams.hi[order], allowed)
+    owner = query[leaves.parent]
+    position, row, item_score = leaves.position, leaves.row, score[leaves.parent]
+    if dense is not None:
+        near = (dense[0][torch.as_tensor(owner)] * dense[1][torch.as_tensor(position)]).sum(-1).cpu().numpy()
+        again = np.lexsort((position, -near, leaves.parent))
+        position, row, item_score, owner = position[again], row[again], item_score[again], owner[again]
+    bounds = np.searchsorted(owner, np.arange(num_queries + 1))
+    spans = [slice(a, min(b, a + k)) for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [Ranking(position[span], row[span], item_score[span]) for span in spans]
+
+
+def search_items(
+    scorer: Scorer,
+    index: Index,
+    query_QD: Tensor,
+    *,
+    beam: int,
+    k: int,
+    batch_size: int = 64,
+    allowed: Allowed | None = None,
+    item_ND: Tensor | None = None,
+) -> list[Ranking]:
+    """Search in batches; results do not depend on the batch size (scores to 1e-4)."""
+    found: list[Ranking] = []
+    for part in query_QD.split(batch_size):
+        beams = beam_search(scorer, index, part, beam, allowed)
+        dense = None if item_ND is None else (part, item_ND)
+        found.extend(rank_items(index, beams, len(part), k, allowed, dense))
+    return found
+
+
+def as_hits(index: Index, ranking: Ranking) -> list[Hit]:
+    """Return a ranking as hits, ranks from 1."""
+    codes = index.codes(ranking.row)
+    ids = index.ids
+    return [
+        Hit(ids[int(position)], float(score), tuple(int(code) for code in path), rank)
+        for rank, (position, score, path) in enumerate(zip(ranking.position, ranking.score, codes, strict=True), start=1)
+    ]

@@ -1,0 +1,160 @@
+"""What ranks prefixes in a beam: the decoder, the geometry of the codes, both (fusion), or the quantised oracle.
+
+A scorer gives every legal continuation of every live prefix a number; a beam adds them up along the path.
+Shapes: Q queries, R live rows (prefixes of all queries, flat), C candidate continuations, D numbers a vector.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from siglum.config import SearchConfig
+from siglum.generate.decoder import CodeDecoder, State
+from siglum.types import SiglumError, one_of
+
+
+class Scorer(Protocol):
+    """Scores continuations of live prefixes; `begin` starts with one empty prefix a query."""
+
+    def begin(self, query_QD: Tensor) -> Any:
+        """Return the state of one empty prefix for every query."""
+        ...
+
+    def score(self, state: Any, level: int, parent_C: Tensor, token_C: Tensor) -> Tensor:
+        """Return the score of appending `token_C[i]` to row `parent_C[i]` (C,)."""
+        ...
+
+    def advance(self, state: Any, level: int, parent_R: Tensor, token_R: Tensor) -> Any:
+        """Return the state of the surviving prefixes: row `parent_R[i]` with `token_R[i]` appended."""
+        ...
+
+
+def geometric_gain(residual_RD: Tensor, codebook_VD: Tensor) -> Tensor:
+    """Drop in squared distance to the query if each codeword is appended: 2 r.c - c.c (eq. cdsb), (R, V)."""
+    return 2 * residual_RD @ codebook_VD.T - codebook_VD.square().sum(-1)
+
+
+@dataclass(slots=True)
+class GeometryScorer:
+    """Fusion with the decoder off: omega (2 r.c - c.c); the sum over levels is omega (2 <q, x̂> - |x̂|^2).
+
+    With `zscore` each row is standardised over the whole codebook of the level, as the released code does.
+    """
+
+    codebooks: list[Tensor]
+    omega: float = 1.0
+    zscore: bool = False
+    first: int = 0
+    """Levels before this one add nothing."""
+
+    def begin(self, query_QD: Tensor) -> Tensor:
+        """Return the residuals q - x̂_p, at first the queries."""
+        return query_QD
+
+    def score(self, state: Tensor, level: int, parent_C: Tensor, token_C: Tensor) -> Tensor:
+        """Return omega times the geometric gain (eq. cdsb)."""
+        if level < self.first:
+            return state.new_zeros(len(parent_C))
+        gain = geometric_gain(state, self.codebooks[level])
+        if self.zscore:
+            gain = (gain - gain.mean(-1, keepdim=True)) / gain.std(-1, keepdim=True, unbiased=False).clamp(min=1e-6)
+        return self.omega * gain[parent_C, token_C]
+
+    def advance(self, state: Tensor, level: int, parent_R: Tensor, token_R: Tensor) -> Tensor:
+        """Subtract the appended codewords."""
+        return state[parent_R] - self.codebooks[level][token_R]
+
+
+@dataclass(slots=True)
+class OracleScorer:
+    """The quantised oracle of Theorems 1 and 2: <q, c> at every level, so that a prefix scores <q, x̂_l>."""
+
+    codebooks: list[Tensor]
+
+    def begin(self, query_QD: Tensor) -> Tensor:
+        """Return the queries."""
+        return query_QD
+
+    def score(self, state: Tensor, level: int, parent_C: Tensor, token_C: Tensor) -> Tensor:
+        """Return <q, c>."""
+        return (state @ self.codebooks[level].T)[parent_C, token_C]
+
+    def advance(self, state: Tensor, level: int, parent_R: Tensor, token_R: Tensor) -> Tensor:
+        """Keep the query of every surviving row."""
+        return state[parent_R]
+
+
+@dataclass(slots=True)
+class _Decoding:
+    state: State
+    token_R: Tensor | None
+    hidden_RM: Tensor | None = None
+
+
+@dataclass(slots=True)
+class DecoderScorer:
+    """log P(v | q, p): log-softmax over the level, then the trie's mask (default); or `joint`, or `children`."""
+
+    decoder: CodeDecoder
+    normalisation: str = "level"
+
+    def begin(self, query_QD: Tensor) -> _Decoding:
+        """Encode the queries."""
+        one_of("search.normalisation", self.normalisation, ("level", "joint", "children"))
+        return _Decoding(self.decoder.start(query_QD), None)
+
+    def score(self, state: _Decoding, level: int, parent_C: Tensor, token_C: Tensor) -> Tensor:
+        """Run one decoder step for the live rows and return the log-probabilities of the candidates."""
+        hidden = self.decoder.step(state.state, state.token_R, level)
+        with torch.no_grad():
+            if self.normalisation == "joint":
+                return self.decoder.joint_log_softmax(hidden, level)[parent_C, token_C]
+            logits = self.decoder.level_logits(hidden, level)
+            if self.normalisation == "level":
+                return logits.log_softmax(-1)[parent_C, token_C]
+            legal = torch.full_like(logits, -torch.inf)
+            legal[parent_C, token_C] = logits[parent_C, token_C]
+            return legal.log_softmax(-1)[parent_C, token_C]
+
+    def advance(self, state: _Decoding, level: int, parent_R: Tensor, token_R: Tensor) -> _Decoding:
+        """Keep the caches of the surviving rows."""
+        return _Decoding(state.state.select(parent_R), token_R)
+
+
+@dataclass(slots=True)
+class SumScorer:
+    """The sum of several scorers: decoder + geometry is geometric score fusion (eq. cdsb)."""
+
+    parts: list[Scorer]
+
+    def begin(self, query_QD: Tensor) -> list[Any]:
+        """Begin every part."""
+        return [part.begin(query_QD) for part in self.parts]
+
+    def score(self, state: list[Any], level: int, parent_C: Tensor, token_C: Tensor) -> Tensor:
+        """Add the parts' scores."""
+        scores = [part.score(own, level, parent_C, token_C) for part, own in zip(self.parts, state, strict=True)]
+        return torch.stack(scores).sum(0)
+
+    def advance(self, state: list[Any], level: int, parent_R: Tensor, token_R: Tensor) -> list[Any]:
+        """Advance every part."""
+        return [part.advance(own, level, parent_R, token_R) for part, own in zip(self.parts, state, strict=True)]
+
+
+def build_scorer(config: SearchConfig, codebooks: list[Tensor], decoder: CodeDecoder | None, first: int = 0) -> Scorer:
+    """Return the scorer named by the config; `first` is the first level whose token carries a codeword."""
+    kind = one_of("search.scorer", config.scorer, ("fused", "decoder", "geometry", "oracle"))
+    if kind == "oracle":
+        return OracleScorer(codebooks)
+    if kind == "geometry":
+        return GeometryScorer(codebooks, first=first)
+    if decoder is None:
+        raise SiglumError(f"the scorer {kind} needs a trained decoder; train one, or search with scorer geometry.")
+    spoken = DecoderScorer(decoder, config.normalisation)
+    if kind == "decoder" or config.omega == 0:
+        return spoken
+    return SumScorer([spoken, GeometryScorer(codebooks, config.omega, config.zscore, first)])

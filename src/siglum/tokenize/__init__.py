@@ -1,0 +1,1 @@
+"""Stage 2b: vectors become codes (sigla) by residual quantisation."""

@@ -1,0 +1,115 @@
+"""The tokenizer's losses as pure functions; every reduction is stated. L_cl stands in `siglum.fuse.contrastive`.
+
+Shapes: Q queries, N targets of the batch, T tokens, K candidates a query, D numbers a vector.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from siglum.config import TokenizerConfig
+from siglum.types import one_of
+
+
+def residual_loss(residuals: list[Tensor], codeword_NTD: Tensor, first: int = 0) -> Tensor:
+    """L_rq (eq. rq_loss): squared distance of each residual to its (fixed) codeword.
+
+    Mean over vectors, over the D numbers and over the residual levels from `first` on, as in GENIUS; the
+    paper's sum is this times L * D.
+    """
+    terms = [F.mse_loss(residuals[level], codeword_NTD[:, level].detach()) for level in range(first, len(residuals))]
+    return torch.stack(terms).mean()
+
+
+def codebook_loss(residuals: list[Tensor], codeword_NTD: Tensor) -> Tensor:
+    """Pull each codeword to its (fixed) residuals, mean as in L_rq; takes the place of the EMA in mode `grad`."""
+    terms = [F.mse_loss(codeword_NTD[:, level], residual.detach()) for level, residual in enumerate(residuals)]
+    return torch.stack(terms).mean()
+
+
+def alignment_loss(query_hat_QD: Tensor, target_hat_QD: Tensor) -> Tensor:
+    """L_mse: squared distance between the normalised reconstructions of query and target, mean over pairs and numbers."""
+    return F.mse_loss(F.normalize(query_hat_QD, dim=-1), F.normalize(target_hat_QD, dim=-1))
+
+
+def straight_through(partial_NTD: Tensor, vector_ND: Tensor) -> Tensor:
+    """Return partial sums that also pass gradient I to the vector at every level: x̂_l + (x - sg(x))."""
+    return partial_NTD + (vector_ND - vector_ND.detach())[:, None]
+
+
+def candidates(teacher_QN: Tensor, positive_Q: Tensor, repeat_N: Tensor, top_k: int, keep_positive: bool) -> Tensor:
+    """Return the top-k in-batch candidates of every query (Q, K), best teacher score first.
+
+    `repeat_N` marks targets that already stand earlier in the batch; they are left out. With `keep_positive`
+    the query's own target is always among the candidates.
+    """
+    score = teacher_QN.masked_fill(repeat_N[None, :], -torch.inf)
+    if keep_positive:
+        score = score.scatter(1, positive_Q[:, None], torch.inf)
+    pick = score.topk(min(top_k, score.shape[1]), dim=1).indices
+    order = teacher_QN.gather(1, pick).argsort(dim=1, descending=True, stable=True)
+    return pick.gather(1, order)
+
+
+def first_of_prefix(prefix_QK: Tensor) -> Tensor:
+    """Mark the first candidate of every distinct prefix in each row: with rows sorted by score, the maximum.
+
+    >>> first_of_prefix(torch.tensor([[4, 7, 4, 7, 1]])).tolist()
+    [[True, True, False, False, True]]
+    """
+    ordered, place = prefix_QK.sort(dim=1, stable=True)
+    fresh = torch.ones_like(ordered, dtype=torch.bool)
+    fresh[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    return torch.zeros_like(fresh).scatter(1, place, fresh)
+
+
+def prefix_numbers(codes_NT: Tensor, length: int) -> Tensor:
+    """Number the distinct prefixes of `length` tokens; equal numbers mean equal prefixes (N,)."""
+    return torch.unique(codes_NT[:, :length], dim=0, return_inverse=True)[1]
+
+
+def listwise_kl(teacher_QK: Tensor, student_QK: Tensor, keep_QK: Tensor, temperature: float) -> Tensor:
+    """KL(teacher || student) of two softmaxes over the kept entries of each row, in fp32 log space (Q,)."""
+    log_t = (teacher_QK.float() / temperature).masked_fill(~keep_QK, -torch.inf).log_softmax(-1)
+    log_s = (student_QK.float() / temperature).masked_fill(~keep_QK, -torch.inf).log_softmax(-1)
+    gap = torch.where(keep_QK, log_t - log_s, torch.zeros_like(log_t))
+    return (log_t.exp() * gap).sum(-1)
+
+
+def prefix_ranking_loss(
+    query_QD: Tensor,
+    target_ND: Tensor,
+    partial_NTD: Tensor,
+    codes_NT: Tensor,
+    positive_Q: Tensor,
+    repeat_N: Tensor,
+    config: TokenizerConfig,
+    first: int,
+) -> Tensor:
+    """L_rank (eq. rpq): prefix ranking distillation, mean over queries and residual levels of KL(pi* || pi-bar).
+
+    The teacher scores a prefix by the best of its candidates, s*(p) = max <q, x_j>; the student by the partial
+    reconstruction its candidates share, <q, x̂_l>. Both are softmaxes at temperature tau over the distinct
+    prefixes among the top-k in-batch candidates (`rank_form` items: over the candidates themselves).
+    """
+    one_of("tokenizer.rank_form", config.rank_form, ("prefixes", "items"))
+    with torch.no_grad():
+        teacher = query_QD @ target_ND.T
+        pick = candidates(teacher, positive_Q, repeat_N, config.top_k, config.rank_keep_positive)
+        teacher = teacher.gather(1, pick)
+        real = ~repeat_N[pick] | (pick == positive_Q[:, None])
+    query = query_QD if config.rank_student_gradient else query_QD.detach()
+    losses = []
+    for level in range(first, codes_NT.shape[1]):
+        partial = partial_NTD[:, level]
+        if config.rank_cosine:
+            partial = F.normalize(partial, dim=-1)
+        student = (query @ partial.T).gather(1, pick)
+        keep = real
+        if config.rank_form == "prefixes":
+            keep = first_of_prefix(prefix_numbers(codes_NT, level + 1)[pick])
+        losses.append(listwise_kl(teacher, student, keep, config.temperature).mean())
+    loss = torch.stack(losses).mean()
+    return loss * config.temperature**2 if config.rank_scale_tau2 else loss

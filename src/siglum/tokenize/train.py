@@ -1,0 +1,203 @@
+"""Training of the tokenizer: fusion module and codebooks under L_cl + beta L_rq + gamma L_mse + lambda L_rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from siglum import dist
+from siglum.config import FusionConfig, TokenizerConfig, config_fingerprint
+from siglum.files import fingerprint
+from siglum.fuse.contrastive import DeviceFeatures, contrastive_loss, embed
+from siglum.fuse.modules import Fusion
+from siglum.log import Log, progress
+from siglum.loop import Metrics, adam, batches, cosine_lr, num_batches, seed_of, set_lr, train
+from siglum.tokenize.losses import alignment_loss, codebook_loss, prefix_ranking_loss, residual_loss, straight_through
+from siglum.tokenize.rq import ResidualQuantizer
+from siglum.types import SiglumError, Vectors
+
+
+@dataclass(slots=True)
+class Tokenizer:
+    """Fusion module and quantiser, which belong together: one makes the vectors the other was fitted to."""
+
+    fusion: Fusion
+    quantizer: ResidualQuantizer
+    history: list[Metrics] = field(default_factory=list)
+
+    def fingerprint(self) -> str:
+        """Return the fingerprint of all weights and codewords."""
+        weights = {**self.fusion.state_dict(), **{f"code.{name}": value for name, value in self.quantizer.codebooks.state_dict().items()}}
+        return fingerprint(*[part for name in sorted(weights) for part in (name, weights[name])])
+
+    def codebooks(self) -> list[Tensor]:
+        """Return the codebooks without gradient, modality first."""
+        return [book.detach() for book in self.quantizer.codebooks]
+
+
+def tokenizer_losses(
+    quantizer: ResidualQuantizer,
+    query_PD: Tensor,
+    target_PD: Tensor,
+    target_id_P: Tensor,
+    modality_P: Tensor,
+    fusion: FusionConfig,
+) -> tuple[dict[str, Tensor], list[Tensor], Tensor]:
+    """Return the losses of one batch (eq. cb_full), the residuals and the codes of queries then targets."""
+    config = quantizer.config
+    both, kinds = torch.cat([query_PD, target_PD]), torch.cat([modality_P, modality_P])
+    codes, residuals = quantizer.assign(both, kinds)
+    chosen = quantizer.codewords(codes)
+    number = len(query_PD)
+    losses = {"rq": residual_loss(residuals, chosen, quantizer.first)}
+    if query_PD.requires_grad:  # with fixed vectors L_cl is a constant
+        losses["cl"] = contrastive_loss(query_PD, target_PD, target_id_P, fusion.temperature)
+    if config.update == "grad":
+        losses["codebook"] = codebook_loss(residuals, chosen)
+    full = straight_through(chosen.sum(1, keepdim=True), both)[:, 0]
+    losses["mse"] = alignment_loss(full[:number], full[number:])
+    if config.rank_weight > 0:
+        all_x, all_codes, all_id = dist.gather(target_PD), dist.gather(codes[number:]), dist.gather(target_id_P)
+        partial = chosen[number:].cumsum(1) if dist.world() == 1 else quantizer.partial_sums(all_codes)
+        own = torch.arange(number, device=query_PD.device) + dist.rank() * number
+        losses["rank"] = prefix_ranking_loss(
+            query_PD, all_x, straight_through(partial, all_x), all_codes, own, _repeats(all_id), config, quantizer.first
+        )
+    return losses, residuals, codes
+
+
+def _repeats(target_id_N: Tensor) -> Tensor:
+    """Mark targets that already stand earlier in the batch."""
+    order = target_id_N.argsort(stable=True)
+    ordered = target_id_N[order]
+    repeat = torch.zeros_like(target_id_N, dtype=torch.bool)
+    repeat[order[1:]] = ordered[1:] == ordered[:-1]
+    return repeat
+
+
+def total_loss(losses: dict[str, Tensor], config: TokenizerConfig, ramp: float) -> Tensor:
+    """L_total (eq. stage1) with lambda times the warm-up ramp."""
+    weights = {"cl": 1.0, "rq": config.rq_weight, "codebook": config.rq_weight, "mse": config.mse_weight, "rank": config.rank_weight * ramp}
+    return torch.stack([weights[name] * loss for name, loss in losses.items()]).sum()
+
+
+def fit_tokenizer(
+    vectors: Vectors,
+    fusion: Fusion,
+    fusion_config: FusionConfig,
+    config: TokenizerConfig,
+    *,
+    seed: int = 0,
+    device: str = "cpu",
+    folder: Path | None = None,
+    resume: bool = False,
+    log: Log | None = None,
+) -> Tokenizer:
+    """Train codebooks (and the fusion module, if `train_fusion`) from the given fusion module on."""
+    run = _Run(vectors, fusion.to(device), fusion_config, config, seed, device)
+    identity = "-".join([config_fingerprint(config), config_fingerprint(fusion_config), str(seed), str(len(vectors.pair_query))])
+    modules = {"fusion": run.fusion, "quantizer": run.quantizer}
+    history = train(
+        "tokenizer",
+        config.epochs,
+        run.epoch,
+        modules=modules,
+        optimiser=run.optimiser,
+        seed=seed,
+        folder=folder,
+        resume=resume,
+        identity=identity,
+        log=log,
+    )
+    return Tokenizer(run.fusion.eval(), run.quantizer.eval(), history)
+
+
+class _Run:
+    """The state of one tokenizer training; `epoch` is what the loop calls."""
+
+    def __init__(self, vectors: Vectors, fusion: Fusion, fusion_config: FusionConfig, config: TokenizerConfig, seed: int, device: str) -> None:
+        if len(vectors.pair_query) == 0:
+            raise SiglumError("there are no training pairs: give queries of split train with positives.")
+        if config.batch_size % dist.world():
+            raise SiglumError(f"batch size {config.batch_size} does not divide by {dist.world()} processes.")
+        self.fusion, self.fusion_config, self.config, self.seed, self.device = fusion, fusion_config, config, seed, device
+        self.items, self.queries = DeviceFeatures(vectors.items, device), DeviceFeatures(vectors.queries, device)
+        self.pair_q = torch.as_tensor(vectors.pair_query).long()
+        self.pair_x = torch.as_tensor(vectors.pair_item).long()
+        self.modality = torch.as_tensor(vectors.items.modality.astype(np.int64)).to(device)
+        self.fixed: tuple[Tensor, Tensor] | None = None
+        learns = config.train_fusion and any(True for _ in fusion.parameters())
+        if not learns:
+            self.fixed = embed(fusion, self.queries, device), embed(fusion, self.items, device)
+        self.quantizer = ResidualQuantizer(config, fusion_config.dim).to(device)
+        self._initialise()
+        groups: list[tuple[torch.nn.Module | list[torch.nn.Parameter], float, float]] = [(list(self.quantizer.codebooks), 1.0, 0.0)]
+        if learns:
+            groups.append((fusion, config.fusion_lr_scale, config.weight_decay))
+        self.optimiser = adam(groups)
+        self.parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
+        self.steps = num_batches(len(self.pair_q), config.batch_size)
+
+    def _initialise(self) -> None:
+        generator = torch.Generator().manual_seed(seed_of(self.seed, "kmeans"))
+        query, item = self.fixed or (embed(self.fusion, self.queries, self.device), embed(self.fusion, self.items, self.device))
+        rows = torch.unique(self.pair_x)
+        vectors, kinds = item[rows], self.modality[rows]
+        if self.config.statistics == "both":
+            vectors, kinds = torch.cat([vectors, query[self.pair_q]]), torch.cat([kinds, self.modality[self.pair_x]])
+        self.quantizer.initialise(vectors, kinds, generator)
+
+    def _vectors(self, query_rows: Tensor, item_rows: Tensor) -> tuple[Tensor, Tensor]:
+        if self.fixed is not None:
+            return self.fixed[0][query_rows], self.fixed[1][item_rows]
+        return self.fusion(*self.queries[query_rows]), self.fusion(*self.items[item_rows])
+
+    def epoch(self, epoch: int) -> Metrics:
+        """Run one pass over the pairs and return mean losses, usage and revivals."""
+        self.fusion.train(self.fixed is None)
+        generator = torch.Generator().manual_seed(seed_of(self.seed, "tokenizer", epoch))
+        sums: dict[str, Tensor] = {}
+        used = [torch.zeros(size, dtype=torch.bool, device=self.device) for size in self.quantizer.sizes]
+        revived = 0
+        work = batches(len(self.pair_q), self.config.batch_size, generator)
+        for step, rows in enumerate(progress(work, f"tokenizer: epoch {epoch + 1}/{self.config.epochs}", total=self.steps)):
+            losses, codes, count = self._step(dist.share(rows), epoch * self.steps + step, generator)
+            revived += count
+            for name, value in losses.items():
+                sums[name] = sums.get(name, torch.zeros((), device=self.device)) + value.detach()
+            for level, seen in enumerate(used):
+                seen[codes[:, level]] = True
+        metrics: Metrics = {f"loss_{name}": float(value) / self.steps for name, value in sums.items()}
+        metrics["usage"] = [round(float(seen.float().mean()), 4) for seen in used]
+        metrics["revived"] = revived
+        return metrics
+
+    def _step(self, rows: Tensor, step: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor, int]:
+        config = self.config
+        total_steps = config.epochs * self.steps
+        set_lr(self.optimiser, cosine_lr(config.lr, 0.1, 0.0, step, total_steps))
+        query, target = self._vectors(self.pair_q[rows], self.pair_x[rows])
+        target_id = self.pair_x[rows].to(self.device)
+        losses, residuals, codes = tokenizer_losses(self.quantizer, query, target, target_id, self.modality[target_id], self.fusion_config)
+        ramp = min(1.0, (step + 1) / max(1.0, config.warmup * total_steps))
+        if self.parameters:
+            self.optimiser.zero_grad(set_to_none=True)
+            total_loss(losses, config, ramp).backward()
+            dist.average_gradients(self.parameters)
+            self.optimiser.step()
+        keep = slice(len(query), None) if config.statistics == "targets" else slice(None)
+        self.quantizer.follow_gradient()
+        revived = self.quantizer.fit_step([r[keep].detach() for r in residuals], codes[keep], generator)
+        self._forget(revived)
+        return losses, codes, sum(len(dead) for _, dead in revived)
+
+    def _forget(self, revived: list[tuple[int, Tensor]]) -> None:
+        """Clear the optimiser's memory of revived codewords: it belongs to the dead ones."""
+        for level, dead in revived:
+            for slot in self.optimiser.state.get(self.quantizer.codebooks[level], {}).values():
+                if torch.is_tensor(slot) and slot.ndim == 2:
+                    slot[dead] = 0.0
