@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import types
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from siglum.files import fingerprint
@@ -208,7 +208,8 @@ class RunConfig:
 
 def as_dict(config: Any) -> dict[str, Any]:
     """Return a config as plain JSON values."""
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(config).items()}
+    values = ((f.name, getattr(config, f.name)) for f in fields(config))
+    return {name: as_dict(value) if is_dataclass(value) else list(value) if isinstance(value, tuple) else value for name, value in values}
 
 
 def from_dict(kind: type[Any], values: dict[str, Any]) -> Any:
@@ -223,6 +224,8 @@ def from_dict(kind: type[Any], values: dict[str, Any]) -> Any:
 
 def _read(name: str, hint: Any, value: Any) -> Any:
     if is_dataclass(hint):
+        if not isinstance(value, dict):
+            raise SiglumError(f"{name} is {value!r}, but must be an object with the fields of {hint.__name__}.")  # type: ignore[union-attr]
         return from_dict(hint, value)  # type: ignore[arg-type]
     origin = get_origin(hint)
     if origin is Literal:
@@ -230,10 +233,12 @@ def _read(name: str, hint: Any, value: Any) -> Any:
             raise SiglumError(f"{name} is {value!r}, but must be one of: {', '.join(map(str, get_args(hint)))}.")
         return value
     if origin is tuple:
-        return tuple(value)
+        if not isinstance(value, list | tuple):
+            raise SiglumError(f"{name} is {value!r}, but must be a list.")
+        return tuple(_read(f"{name}[{place}]", get_args(hint)[0], entry) for place, entry in enumerate(value))
     if origin in (Union, types.UnionType):
         return value
-    if hint is float and isinstance(value, int):
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
         raise SiglumError(f"{name} is {value!r}, but must be of type {hint.__name__}.")

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from siglum.types import SiglumError
+from siglum.types import SiglumError, one_of
 
 FORMAT_VERSION = 1
 STAGE_FILE = "stage.json"
@@ -25,9 +25,10 @@ STAGE_FILE = "stage.json"
 @contextmanager
 def atomic(path: Path) -> Iterator[IO[bytes]]:
     """Open a temporary file beside `path` and move it into place only if the block succeeds."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    name = ""
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
         with os.fdopen(handle, "wb") as file:
             yield file
             file.flush()
@@ -37,7 +38,7 @@ def atomic(path: Path) -> Iterator[IO[bytes]]:
     except OSError as error:
         raise SiglumError(f"could not write {path}: {error.strerror or error}; what was there before is untouched.") from error
     finally:
-        if os.path.exists(name):
+        if name and os.path.exists(name):
             os.unlink(name)
 
 
@@ -108,12 +109,15 @@ def map_tensors(path: Path) -> dict[str, np.ndarray]:
             header = json.loads(file.read(length))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise SiglumError(f"{path} is not a whole safetensors file ({error}); it may be truncated.") from error
+    if not isinstance(header, dict):
+        raise SiglumError(f"{path} is not a whole safetensors file: its header is not an object.")
     header.pop("__metadata__", None)
     arrays = {}
     for name, entry in header.items():
         start, end = entry["data_offsets"]
         if 8 + length + end > size:
             raise SiglumError(f"{path} is truncated: tensor {name!r} ends beyond the file.")
+        one_of(f"the type of tensor {name!r} in {path}", entry["dtype"], kinds)
         dtype, shape = np.dtype(kinds[entry["dtype"]]), tuple(entry["shape"])
         if end == start:
             arrays[name] = np.zeros(shape, dtype)
@@ -166,8 +170,11 @@ def ids_from_arrays(blob: np.ndarray, offsets: np.ndarray) -> list[str]:
 
 def begin_stage(folder: Path) -> None:
     """Mark a stage as unfinished: until `finish_stage`, opening it is refused."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / STAGE_FILE).unlink(missing_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / STAGE_FILE).unlink(missing_ok=True)
+    except OSError as error:
+        raise SiglumError(f"could not begin a stage in {folder}: {error.strerror or error}.") from error
 
 
 def finish_stage(folder: Path, *, stage: str, inputs: Mapping[str, str], **facts: Any) -> str:
@@ -175,7 +182,10 @@ def finish_stage(folder: Path, *, stage: str, inputs: Mapping[str, str], **facts
     files = {
         str(path.relative_to(folder)): file_fingerprint(path)
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != STAGE_FILE and "checkpoint" not in path.parts and not path.name.endswith(".jsonl")
+        if path.is_file()
+        and path.name != STAGE_FILE
+        and "checkpoint" not in path.relative_to(folder).parts
+        and path.suffix not in (".jsonl", ".tmp")
     }
     own = fingerprint(stage, dict(inputs), files)
     record = {"stage": stage, "format": FORMAT_VERSION, "inputs": dict(inputs), "files": files, "fingerprint": own, **facts}

@@ -12,7 +12,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import IO, Any, Protocol, TypeVar
+
+from siglum.types import SiglumError
 
 T = TypeVar("T")
 
@@ -41,16 +43,26 @@ class JsonlLog:
     def write(self, stage: str, step: int, values: dict[str, Any]) -> None:
         """Append one line."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a") as file:
-            file.write(json.dumps({"stage": stage, "step": step, "time": round(time.time(), 3), **values}) + "\n")
+        with self.path.open("a+b") as file:
+            if file.tell() and not self._ends_whole(file):
+                file.write(b"\n")
+            file.write((json.dumps({"stage": stage, "step": step, "time": round(time.time(), 3), **values}) + "\n").encode())
+
+    @staticmethod
+    def _ends_whole(file: IO[bytes]) -> bool:
+        """Whether the last line is whole; a kill may have torn it, and the next record must not join it."""
+        file.seek(-1, 2)
+        return file.read(1) == b"\n"
 
 
 class TensorBoardLog:
     """Writes the same records for TensorBoard (needs the package `tensorboard`)."""
 
     def __init__(self, folder: Path) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise SiglumError("a TensorBoard log needs the package tensorboard; install it or leave the log out.") from error
         self.writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
 
     def write(self, stage: str, step: int, values: dict[str, Any]) -> None:
@@ -107,8 +119,8 @@ class Tick:
 
     @property
     def left(self) -> float:
-        """Estimated seconds left."""
-        return (self.total - self.done) / self.rate if self.rate > 0 else float("inf")
+        """Estimated seconds left; infinite where the total is unknown."""
+        return (self.total - self.done) / self.rate if self.rate > 0 and self.total else float("inf")
 
 
 Reporter = Callable[[Tick], None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from siglum.data.world import TASKS, World
 from siglum.types import Features, Item, Query, SiglumError, Task, Vectors
 
 SPLITS = ("train", "val", "test")
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -26,26 +28,26 @@ class Collection:
     """Item ids by (split, task)."""
 
 
-class Chain(Sequence[Query]):
+class Chain(Sequence[T], Generic[T]):
     """Several sequences read as one, without copying."""
 
-    def __init__(self, parts: Sequence[Sequence[Query]]) -> None:
+    def __init__(self, parts: Sequence[Sequence[T]]) -> None:
         self.parts = parts
         self.ends = np.cumsum([len(part) for part in parts])
 
     def __len__(self) -> int:
         return int(self.ends[-1]) if len(self.parts) else 0
 
-    def __getitem__(self, index: int) -> Query:  # type: ignore[override]
+    def __getitem__(self, index: int) -> T:  # type: ignore[override]
         if not 0 <= index < len(self):
             raise IndexError(index)
         part = int(np.searchsorted(self.ends, index, side="right"))
         return self.parts[part][index - (int(self.ends[part - 1]) if part else 0)]
 
 
-def world_collection(world: World, variants: int = 1, max_train: int | None = None) -> Collection:
+def world_collection(world: World, variants: int = 1) -> Collection:
     """Return the carried world as a collection; `variants` wordings and redrawings of every training query."""
-    items = [item for split in SPLITS for item in world.items(split)]
+    items = Chain([world.items(split) for split in SPLITS])
     queries: dict[str, Sequence[Query]] = {}
     for split in SPLITS:
         number = variants if split == "train" else 1

@@ -32,8 +32,8 @@ BACKDROP = {
     "sand": (0.90, 0.81, 0.66),
     "night": (0.20, 0.23, 0.34),
 }
-RADIUS = {"small": 0.090, "large": 0.150}
-SHRINK = {1: 1.0, 2: 0.76, 3: 0.66}
+RADIUS = {"small": 0.095, "large": 0.155}
+SHRINK = {1: 1.0, 2: 0.68, 3: 0.60}
 PATTERN = {
     "plain": (0.0, 0.0, 0.0, 1.0),
     "striped": (1.0, 0.0, 0.0, 0.0),
@@ -105,8 +105,8 @@ def draw(scene: Scene, view: Chance, size: int) -> np.ndarray:
 
 def _place_light(dice: Dice) -> _Light:
     angle, slope = pi * _spread(dice), 0.10 + 0.08 * _spread(dice)
-    cast = (0.025 * _spread(dice), 0.025 * _spread(dice), 0.025 * _spread(dice))
-    exposure, grain = 1.0 + 0.08 * _spread(dice), 0.020 + 0.012 * _spread(dice)
+    cast = (0.045 * _spread(dice), 0.045 * _spread(dice), 0.045 * _spread(dice))
+    exposure, grain = 1.0 + 0.10 * _spread(dice), 0.020 + 0.012 * _spread(dice)
     return _Light(cast, (slope * cos(angle), slope * sin(angle)), exposure, grain / 255.0)
 
 
@@ -117,11 +117,11 @@ def _place_objects(scene: Scene, dice: Dice) -> list[_Object]:
 
 def _place_group(group: Group, pan_x: float, pan_y: float, dice: Dice) -> list[_Object]:
     """Lay a group's objects side by side, or in a triangle, around its jittered place."""
-    x = 0.5 + 0.28 * (group.cell.column - 1) + pan_x + 0.030 * _spread(dice)
-    y = 0.5 + 0.28 * (group.cell.row - 1) + pan_y + 0.030 * _spread(dice)
-    radius = RADIUS[group.size] * SHRINK[group.count] * (1.0 + 0.10 * _spread(dice))
-    turn, around, shade = 0.20 * _spread(dice), 0.5 * _spread(dice), 1.0 + 0.07 * _spread(dice)
-    paint = tuple(shade * channel + 0.04 * _spread(dice) for channel in PAINT[group.colour])
+    x = 0.5 + 0.27 * (group.cell.column - 1) + pan_x + 0.042 * _spread(dice)
+    y = 0.5 + 0.27 * (group.cell.row - 1) + pan_y + 0.042 * _spread(dice)
+    radius = RADIUS[group.size] * SHRINK[group.count] * (1.0 + 0.18 * _spread(dice))
+    turn, around, shade = 0.20 * _spread(dice), 0.5 * _spread(dice), 1.0 + 0.10 * _spread(dice)
+    paint = tuple(shade * channel + 0.06 * _spread(dice) for channel in PAINT[group.colour])
     reach, start = {1: (0.0, 0.0), 2: (1.10, 0.0), 3: (1.25, pi / 2)}[group.count]
     objects = []
     for i in range(group.count):
@@ -232,7 +232,7 @@ def _heart(u: Field, v: Field) -> Field:
 
 
 def _moon(u: Field, v: Field) -> Field:
-    return np.maximum(np.hypot(u, v) - 0.98, 0.78 - np.hypot(u - 0.46, v + 0.12))
+    return np.maximum(np.hypot(u, v) - 0.98, 0.70 - np.hypot(u - 0.46, v + 0.12))
 
 
 OUTLINES: dict[str, Callable[[Field, Field], Field]] = {

@@ -178,9 +178,10 @@ def _change_forms(kind: str, before: Group, after: Group, dice: Dice) -> tuple[s
 
 
 def _naming(group: Group, dice: Dice) -> str:
-    """Name a group the reader already knows; its shape alone is enough within a scene."""
+    """Name a group the reader already knows; its shape alone would be enough within a scene."""
     colour = f"{dice.pick(COLOUR_WORDS[group.colour])} " if dice.flip(0.4) else ""
-    return f"the {colour}{_shape_word(group, dice)}"
+    place = f" {_cell_words(group.cell, dice)}" if dice.flip(0.6) else ""
+    return f"the {colour}{_shape_word(group, dice)}{place}"
 
 
 def _shape_word(group: Group, dice: Dice) -> str:

@@ -1,15 +1,15 @@
 """Scenes of the carried world: what they hold, how they are drawn by lot, and the edits that relate them.
 
 A scene is a background and one to three groups, each of one shape; no two groups of a scene share a shape or a
-cell, so "the circle" always names one group. Four scenes make a family: a base and edits of it. Chance is
-counted, not stored: family f of a world depends on (seed, f) alone.
+cell, so "the circle" always names one group. Four scenes make a family: edits of one base. Chance is counted, not
+stored: family f of a world depends on (seed, f) alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import NamedTuple, TypeVar
 from zlib import crc32
 
@@ -24,8 +24,10 @@ BACKGROUNDS = ("cream", "sky", "mint", "lilac", "sand", "night")
 FAMILY = 4
 """Scenes in a family."""
 MOST_GROUPS = 3
-EDITS_AT_ONCE = (1, 2, 2, 3)
-"""How many edits part a scene from its parent, all equally likely."""
+FRESH = 0.85
+"""How likely a scene is one edit from the base; else it is one edit from another scene of the family."""
+MOST_EDITS = 2
+"""Edits between a base and a scene."""
 
 T = TypeVar("T")
 
@@ -120,6 +122,8 @@ ATTRIBUTES: dict[str, Sequence[object]] = {
     "cell": CELLS,
 }
 EDITS = ("remove", "swap", *ATTRIBUTES, "background", "add")
+LOTS = (*EDITS, "add", "add", "add", "add", "swap", "background", "count", "texture")
+"""Edits of whole groups and backgrounds are drawn more often than those of one attribute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +145,6 @@ class Edit:
         groups = [group for group in scene.groups if group != self.before]
         return Scene.of(scene.background, [*groups, self.after] if self.after is not None else groups)
 
-    def inverse(self) -> Edit:
-        """Return the edit that undoes this one."""
-        kind = {"add": "remove", "remove": "add"}.get(self.kind, self.kind)
-        return Edit(kind, self.after, self.before)
-
 
 def sample_group(dice: Dice, taken: Sequence[Group]) -> Group:
     """Draw a group whose shape and cell none of `taken` has."""
@@ -157,18 +156,17 @@ def sample_group(dice: Dice, taken: Sequence[Group]) -> Group:
 
 
 def sample_scene(dice: Dice) -> Scene:
-    """Draw a scene; two groups are as likely as one and three together."""
+    """Draw a scene of one group or, twice as often, two; edits may add a third."""
     groups: list[Group] = []
-    for _ in range(dice.pick((1, 2, 2, 3))):
+    for _ in range(dice.pick((1, 2, 2))):
         groups.append(sample_group(dice, groups))
     return Scene.of(dice.pick(BACKGROUNDS), groups)
 
 
-def sample_edits(scene: Scene, dice: Dice) -> tuple[Edit, ...]:
-    """Draw one to three edits to be applied in turn, each of another kind, in the order of `EDITS`."""
-    count = len(scene.groups)
-    unfit = {"add"} if count == MOST_GROUPS else {"remove"} if count == 1 else {dice.pick(("add", "remove"))}
-    kinds = dice.shuffled([kind for kind in EDITS if kind not in unfit])[: dice.pick(EDITS_AT_ONCE)]
+def sample_edits(scene: Scene, dice: Dice, count: int) -> tuple[Edit, ...]:
+    """Draw `count` edits to be applied in turn, each of another kind, in the order of `EDITS`."""
+    unfit = "add" if len(scene.groups) == MOST_GROUPS else "remove"
+    kinds = list(dict.fromkeys(kind for kind in dice.shuffled(LOTS) if kind != unfit))[:count]
     edits = []
     for kind in sorted(kinds, key=EDITS.index):
         edits.append(_sample_edit(kind, scene, dice))
@@ -196,36 +194,32 @@ def _sample_edit(kind: str, scene: Scene, dice: Dice) -> Edit:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Scenes a few edits apart: member m > 0 is member `parents[m - 1]` after `edits[m - 1]`."""
+    """Four scenes and the base they come from: scene m is the base after `edits[m]`; the base itself is no item."""
 
+    base: Scene
     scenes: tuple[Scene, ...]
-    parents: tuple[int, ...]
     edits: tuple[tuple[Edit, ...], ...]
-
-    def ways_to(self, member: int) -> list[tuple[int, tuple[Edit, ...]]]:
-        """Return every (other member, edits) that leads to `member` in one step of the tree."""
-        ways = [(self.parents[member - 1], self.edits[member - 1])] if member else []
-        for child, parent in enumerate(self.parents, start=1):
-            if parent == member:
-                ways.append((child, tuple(edit.inverse() for edit in reversed(self.edits[child - 1]))))
-        return ways
 
 
 @lru_cache(maxsize=4096)
 def sample_family(seed: int, index: int) -> Family:
-    """Return family `index` of the world with this seed; its scenes are all different."""
+    """Return family `index` of the world with this seed; its scenes, the base included, are all different.
+
+    A scene is the base after some edits of its own, or an earlier scene after one edit more: a near-duplicate.
+    """
     dice = Dice(Chance(seed, "family", index))
-    scenes: list[Scene] = [sample_scene(dice)]
-    parents: list[int] = []
+    base = sample_scene(dice)
+    scenes: list[Scene] = []
     edits: list[tuple[Edit, ...]] = []
     while len(scenes) < FAMILY:
-        parent = dice.pick(range(len(scenes)))
-        steps = sample_edits(scenes[parent], dice)
-        scene = scenes[parent]
-        for step in steps:
-            scene = step.apply(scene)
-        if scene not in scenes:
+        start, path = base, ()
+        fresh = not scenes or dice.flip(FRESH)
+        if not fresh:
+            twin = dice.pick(range(len(scenes)))
+            start, path = scenes[twin], edits[twin]
+        steps = sample_edits(start, dice, dice.pick(EDITS_AT_ONCE) if fresh else 1)
+        scene = reduce(lambda current, edit: edit.apply(current), steps, start)
+        if len(path + steps) <= MOST_EDITS and scene not in (base, *scenes):
             scenes.append(scene)
-            parents.append(parent)
-            edits.append(steps)
-    return Family(tuple(scenes), tuple(parents), tuple(edits))
+            edits.append(path + steps)
+    return Family(base, tuple(scenes), tuple(edits))

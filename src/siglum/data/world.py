@@ -160,8 +160,7 @@ class World:
             text = caption(scene, dice, QUERY_DETAIL)
         elif given == "it":
             family = sample_family(self.seed, number // FAMILY)
-            member, edits = dice.pick(family.ways_to(number % FAMILY))
-            scene, text = family.scenes[member], edit_words(edits, dice)
+            scene, text = family.base, edit_words(family.edits[number % FAMILY], dice)
         view = Chance(self.seed, f"{task} view", number, variant)
         return Query(
             id=f"{task}-s{number:07d}-{variant}",

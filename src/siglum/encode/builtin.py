@@ -1,14 +1,15 @@
 """The built-in encoder: hashed words and plain picture statistics, without a download.
 
 It stands in for a pretrained encoder where none can be fetched; it is no competitor to one. Texts become signed
-hashed word n-grams, pictures become patch means, colour shares and edge directions. Shapes: N inputs, S pixels a side.
+hashed word n-grams, pictures become patch means, contrasts, edge directions and colours. Shapes: N inputs, S pixels a side.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
+from math import cos, sin
 
 import numpy as np
 
@@ -17,9 +18,12 @@ from siglum.types import SiglumError
 
 VERSION = 1
 """Rises whenever the features change."""
-PATCHES, EDGE_CELLS, DIRECTIONS, COLOUR_CELLS, HUES = 8, 6, 6, 3, 8
+PATCHES, CONTRAST_CELLS, EDGE_CELLS, DIRECTIONS, COLOUR_CELLS, HUES = 4, 12, 6, 6, 3, 8
+"""Cells a side of each grid, and the number of directions and hues told apart."""
+TUNING, GRAIN = 0.8, 0.015
+"""An edge counts for a direction by what exceeds this share of its strength, and this much of grain."""
 FLOOR = 0.10
-"""Differences of light below this are taken for grain or shading."""
+"""Differences of colour below this are taken for shading."""
 CHUNK = 64
 """Pictures worked on at once; bounds memory and does not change results."""
 
@@ -35,7 +39,7 @@ class BuiltinEncoder:
     name = "builtin"
     picture_size = 48
     text_dim = 512
-    image_dim = 3 + 3 * PATCHES**2 + DIRECTIONS * EDGE_CELLS**2 + (HUES + 2) * COLOUR_CELLS**2
+    image_dim = 3 + 3 * PATCHES**2 + CONTRAST_CELLS**2 + DIRECTIONS * EDGE_CELLS**2 + (HUES + 2) * COLOUR_CELLS**2
 
     def __init__(self) -> None:
         self._words: dict[str, int] = {}
@@ -111,11 +115,13 @@ def _box_weights(old: int, new: int) -> np.ndarray:
 
 
 def _describe(pictures: np.ndarray) -> np.ndarray:
-    """Return background, patch, edge and colour statistics of uint8 (N, S, S, 3), scaled to like sizes, (N, Di)."""
+    """Return background, patch, contrast, edge and colour statistics of uint8 (N, S, S, 3), float32 (N, Di)."""
     planes_N3SS = np.ascontiguousarray(pictures.transpose(0, 3, 1, 2), np.float32) / np.float32(255.0)
     ground_N3 = np.median(planes_N3SS[:, :, ::3, ::3].reshape(len(pictures), 3, -1), axis=2)
     shifted = planes_N3SS - ground_N3[:, :, None, None]
-    parts = [2.0 * ground_N3 - 1.0, 2.0 * _pool(shifted, PATCHES), _edges(planes_N3SS), _colours(shifted)]
+    contrast = np.sqrt((shifted * shifted).sum(axis=1))
+    parts = [2.0 * ground_N3 - 1.0, 2.0 * _pool(shifted, PATCHES), _pool(contrast, CONTRAST_CELLS)]
+    parts += [_edges(planes_N3SS.mean(axis=1)), _colours(shifted)]
     return np.concatenate([part.reshape(len(pictures), -1) for part in parts], axis=1)
 
 
@@ -128,31 +134,25 @@ def _pool(planes: np.ndarray, cells: int) -> np.ndarray:
     return pooled
 
 
-def _edges(planes: np.ndarray) -> np.ndarray:
+def _edges(grey_NSS: np.ndarray) -> np.ndarray:
     """Return the strength of edges by direction and cell, square-rooted, (N, DIRECTIONS, cells, cells)."""
-    grey = np.pad(planes.mean(axis=1), ((0, 0), (1, 1), (1, 1)), mode="edge")
-    across, down = grey[:, 1:-1, 2:] - grey[:, 1:-1, :-2], grey[:, 2:, 1:-1] - grey[:, :-2, 1:-1]
-    return _pool_directions(across, down, np.pi / DIRECTIONS, DIRECTIONS, EDGE_CELLS, two_sided=True)
+    padded = np.pad(grey_NSS, ((0, 0), (1, 1), (1, 1)), mode="edge")
+    across, down = padded[:, 1:-1, 2:] - padded[:, 1:-1, :-2], padded[:, 2:, 1:-1] - padded[:, :-2, 1:-1]
+    floor = np.float32(TUNING) * np.hypot(across, down) + np.float32(GRAIN)
+    steered = (np.abs(plane) for plane in _steer(across, down, DIRECTIONS, np.pi))
+    return np.stack([np.sqrt(_pool(np.maximum(plane - floor, 0.0), EDGE_CELLS)) for plane in steered], axis=1)
 
 
 def _colours(shifted: np.ndarray) -> np.ndarray:
-    """Return how much of each cell leaves the background, by hue, and towards light and dark, (N, HUES + 2, ...)."""
+    """Return how far each cell leaves the background, by hue and towards light and dark, (N, HUES + 2, cells, cells)."""
     red, green, blue = shifted[:, 0], shifted[:, 1], shifted[:, 2]
-    hues = _pool_directions(
-        red - 0.5 * (green + blue), 0.866 * (green - blue), 2.0 * np.pi / HUES, HUES, COLOUR_CELLS, two_sided=False
-    )
+    hues = _steer(red - 0.5 * (green + blue), 0.866 * (green - blue), HUES, 2.0 * np.pi)
     tone = (red + green + blue) / np.float32(3.0)
-    tones = _pool_directions(tone, tone, np.pi, 2, COLOUR_CELLS, two_sided=False)
-    return np.concatenate([hues, tones], axis=1)
+    strengths = (np.maximum(plane - np.float32(FLOOR), 0.0) for plane in (*hues, tone, -tone))
+    return np.stack([np.sqrt(_pool(plane, COLOUR_CELLS)) for plane in strengths], axis=1)
 
 
-def _pool_directions(
-    x: np.ndarray, y: np.ndarray, step: float, count: int, cells: int, *, two_sided: bool
-) -> np.ndarray:
-    """Return the pooled strength of the field (x, y), (N, S, S), along `count` directions, (N, count, cells, cells)."""
-    pooled = []
+def _steer(x: np.ndarray, y: np.ndarray, count: int, span: float) -> Iterator[np.ndarray]:
+    """Yield the field (x, y) along `count` directions that share `span` radians evenly."""
     for i in range(count):
-        along = x * np.float32(np.cos(i * step)) + y * np.float32(np.sin(i * step))
-        strength = np.maximum((np.abs(along) if two_sided else along) - np.float32(FLOOR), 0.0)
-        pooled.append(np.sqrt(_pool(strength, cells)))
-    return np.stack(pooled, axis=1)
+        yield x * np.float32(cos(i * span / count)) + y * np.float32(sin(i * span / count))

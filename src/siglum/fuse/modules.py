@@ -16,6 +16,7 @@ from siglum.types import SiglumError, one_of
 class Fusion(nn.Module):
     """Base: scales the features, zeroes what is missing, lets a subclass mix, and normalises."""
 
+    config: FusionConfig
     image_shift: Tensor
     image_scale: Tensor
     text_shift: Tensor
@@ -128,4 +129,6 @@ class NoFusion(Fusion):
 def build_fusion(config: FusionConfig, image_dim: int, text_dim: int) -> Fusion:
     """Return the fusion module named by the config."""
     kinds = {"combiner": Combiner, "gated": GatedSum, "sum": Sum, "none": NoFusion}
-    return kinds[one_of("fusion.kind", config.kind, kinds)](config, image_dim, text_dim)
+    fusion = kinds[one_of("fusion.kind", config.kind, kinds)](config, image_dim, text_dim)
+    fusion.config = config
+    return fusion

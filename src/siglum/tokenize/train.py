@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from siglum import dist
-from siglum.config import FusionConfig, TokenizerConfig, config_fingerprint
+from siglum.config import TokenizerConfig, config_fingerprint
 from siglum.files import fingerprint
 from siglum.fuse.contrastive import DeviceFeatures, contrastive_loss, embed
 from siglum.fuse.modules import Fusion
@@ -45,7 +45,7 @@ def tokenizer_losses(
     target_PD: Tensor,
     target_id_P: Tensor,
     modality_P: Tensor,
-    fusion: FusionConfig,
+    temperature: float,
 ) -> tuple[dict[str, Tensor], list[Tensor], Tensor]:
     """Return the losses of one batch (eq. cb_full), the residuals and the codes of queries then targets."""
     config = quantizer.config
@@ -55,7 +55,7 @@ def tokenizer_losses(
     number = len(query_PD)
     losses = {"rq": residual_loss(residuals, chosen, quantizer.first)}
     if query_PD.requires_grad:  # with fixed vectors L_cl is a constant
-        losses["cl"] = contrastive_loss(query_PD, target_PD, target_id_P, fusion.temperature)
+        losses["cl"] = contrastive_loss(query_PD, target_PD, target_id_P, temperature)
     if config.update == "grad":
         losses["codebook"] = codebook_loss(residuals, chosen)
     full = straight_through(chosen.sum(1, keepdim=True), both)[:, 0]
@@ -88,7 +88,6 @@ def total_loss(losses: dict[str, Tensor], config: TokenizerConfig, ramp: float) 
 def fit_tokenizer(
     vectors: Vectors,
     fusion: Fusion,
-    fusion_config: FusionConfig,
     config: TokenizerConfig,
     *,
     seed: int = 0,
@@ -98,8 +97,8 @@ def fit_tokenizer(
     log: Log | None = None,
 ) -> Tokenizer:
     """Train codebooks (and the fusion module, if `train_fusion`) from the given fusion module on."""
-    run = _Run(vectors, fusion.to(device), fusion_config, config, seed, device)
-    identity = "-".join([config_fingerprint(config), config_fingerprint(fusion_config), str(seed), str(len(vectors.pair_query))])
+    run = _Run(vectors, fusion.to(device), config, seed, device)
+    identity = "-".join([config_fingerprint(config), config_fingerprint(fusion.config), str(seed), str(len(vectors.pair_query))])
     modules = {"fusion": run.fusion, "quantizer": run.quantizer}
     history = train(
         "tokenizer",
@@ -119,12 +118,12 @@ def fit_tokenizer(
 class _Run:
     """The state of one tokenizer training; `epoch` is what the loop calls."""
 
-    def __init__(self, vectors: Vectors, fusion: Fusion, fusion_config: FusionConfig, config: TokenizerConfig, seed: int, device: str) -> None:
+    def __init__(self, vectors: Vectors, fusion: Fusion, config: TokenizerConfig, seed: int, device: str) -> None:
         if len(vectors.pair_query) == 0:
             raise SiglumError("there are no training pairs: give queries of split train with positives.")
         if config.batch_size % dist.world():
             raise SiglumError(f"batch size {config.batch_size} does not divide by {dist.world()} processes.")
-        self.fusion, self.fusion_config, self.config, self.seed, self.device = fusion, fusion_config, config, seed, device
+        self.fusion, self.config, self.seed, self.device = fusion, config, seed, device
         self.items, self.queries = DeviceFeatures(vectors.items, device), DeviceFeatures(vectors.queries, device)
         self.pair_q = torch.as_tensor(vectors.pair_query).long()
         self.pair_x = torch.as_tensor(vectors.pair_item).long()
@@ -133,7 +132,7 @@ class _Run:
         learns = config.train_fusion and any(True for _ in fusion.parameters())
         if not learns:
             self.fixed = embed(fusion, self.queries, device), embed(fusion, self.items, device)
-        self.quantizer = ResidualQuantizer(config, fusion_config.dim).to(device)
+        self.quantizer = ResidualQuantizer(config, fusion.config.dim).to(device)
         self._initialise()
         groups: list[tuple[torch.nn.Module | list[torch.nn.Parameter], float, float]] = [(list(self.quantizer.codebooks), 1.0, 0.0)]
         if learns:
@@ -182,7 +181,7 @@ class _Run:
         set_lr(self.optimiser, cosine_lr(config.lr, 0.1, 0.0, step, total_steps))
         query, target = self._vectors(self.pair_q[rows], self.pair_x[rows])
         target_id = self.pair_x[rows].to(self.device)
-        losses, residuals, codes = tokenizer_losses(self.quantizer, query, target, target_id, self.modality[target_id], self.fusion_config)
+        losses, residuals, codes = tokenizer_losses(self.quantizer, query, target, target_id, self.modality[target_id], self.fusion.config.temperature)
         ramp = min(1.0, (step + 1) / max(1.0, config.warmup * total_steps))
         if self.parameters:
             self.optimiser.zero_grad(set_to_none=True)

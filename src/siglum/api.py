@@ -1,0 +1,81 @@
+"""`siglum.fit`: from one's own arrays to a retriever in one call."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from siglum.config import RunConfig
+from siglum.data.collection import assemble
+from siglum.data.vectors import features_of
+from siglum.pipeline import RunFolder, make_decoder, make_index, make_tokenizer, take_vectors
+from siglum.recipes import recipe_for
+from siglum.search.retriever import Retriever
+from siglum.types import Features, SiglumError
+
+Arrays = np.ndarray | Mapping[str, np.ndarray] | Features
+"""An array (N, D), or {"image": (N, Di), "text": (N, Dt)} with rows of NaN for missing parts, or features."""
+
+
+def fit(
+    items: Arrays,
+    queries: Arrays,
+    positives: Sequence[Sequence[int] | int],
+    *,
+    item_ids: Sequence[str] | None = None,
+    config: RunConfig | None = None,
+    recipe: str = "pro",
+    folder: str | Path | None = None,
+    validation: float = 0.1,
+    seed: int = 0,
+    device: str = "cpu",
+    resume: bool = False,
+) -> Retriever:
+    """Train tokenizer and decoder on one's own vectors and return a retriever over all items.
+
+    `positives[i]` are the item rows (or one row) that answer query i. A share of the queries is held out to
+    choose by. With `folder` the run is kept there, else it lives in memory only. Example:
+
+        retriever = siglum.fit(item_vectors, query_vectors, positives)
+        hits = retriever.search_features(siglum.features(query_vectors[:1]), k=5)
+    """
+    item_features, query_features = _features(items, "item", item_ids), _features(queries, "query", None)
+    if len(positives) != len(query_features):
+        raise SiglumError(f"there are {len(query_features)} queries but {len(positives)} entries in positives.")
+    if not 0 <= validation < 1:
+        raise SiglumError(f"validation is a share of the queries between 0 and 1, not {validation}.")
+    held_out = np.random.default_rng(seed).random(len(query_features)) < validation
+    about = []
+    for row, found in enumerate(positives):
+        rows = [int(found)] if np.ndim(found) == 0 else [int(p) for p in found]  # type: ignore[arg-type, union-attr]
+        if not rows or min(rows) < 0 or max(rows) >= len(item_features):
+            raise SiglumError(f"positives of query {row} are {rows}, but must be rows of the {len(item_features)} items.")
+        about.append(("val" if held_out[row] else "train", "", [item_features.ids[p] for p in rows]))
+    vectors = assemble(item_features, query_features, about, {})
+    with tempfile.TemporaryDirectory() as scratch:
+        run = RunFolder(Path(folder) if folder is not None else Path(scratch))
+        take_vectors(run, vectors)
+        run.write_config(config or recipe_for(recipe, len(item_features), seed))
+        make_tokenizer(run, device=device, resume=resume)
+        make_decoder(run, device=device, resume=resume)
+        make_index(run, device=device)
+        return Retriever.load(run.root, device=device)
+
+
+def features(arrays: Arrays, ids: Sequence[str] | None = None) -> Features:
+    """Return arrays in the form `search_features` and `add` take."""
+    return _features(arrays, "row", ids)
+
+
+def _features(arrays: Arrays, what: str, ids: Sequence[str] | None) -> Features:
+    if isinstance(arrays, Features):
+        return arrays
+    parts = dict(arrays) if isinstance(arrays, Mapping) else {"text": arrays}
+    unknown = sorted(set(parts) - {"image", "text"})
+    if unknown or not parts:
+        raise SiglumError(f"feature arrays are named image and text, not {', '.join(unknown) or 'nothing'}.")
+    size = len(next(iter(parts.values())))
+    return features_of(ids or [f"{what}{row}" for row in range(size)], image=parts.get("image"), text=parts.get("text"))

@@ -1,0 +1,130 @@
+"""What all verbs share: parsing, errors, progress, overrides and output."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import tyro
+
+from siglum.config import RunConfig, as_dict, from_dict
+from siglum.log import Reporter, Tick, reporting
+from siglum.types import SiglumError
+
+C = TypeVar("C")
+
+
+def call(command: type[C], run: Callable[[C], dict[str, Any]], verb: str, args: list[str]) -> int:
+    """Parse the arguments, run the verb with progress on stderr, and print its result (JSON if asked)."""
+    try:
+        parsed = tyro.cli(command, args=args, prog=f"siglum {verb}", description=command.__doc__)
+    except SystemExit as stop:
+        return int(stop.code or 0) if isinstance(stop.code, int) or stop.code is None else 2
+    reporter = ConsoleProgress()
+    try:
+        with reporting(reporter):
+            result = run(parsed)
+    except SiglumError as error:
+        reporter.close()
+        sys.stderr.write(f"siglum {verb}: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        reporter.close()
+        sys.stderr.write(f"siglum {verb}: interrupted; --resume goes on where it stopped.\n")
+        return 130
+    reporter.close()
+    if getattr(parsed, "json", False):
+        sys.stdout.write(json.dumps(result, indent=1, sort_keys=True) + "\n")
+    return 0
+
+
+def say(text: str = "") -> None:
+    """Tell people something on stderr; stdout is for results."""
+    sys.stderr.write(text + "\n")
+
+
+class ConsoleProgress:
+    """One line on a terminal, rewritten in place; elsewhere a line every ten seconds."""
+
+    def __init__(self) -> None:
+        self.terminal = sys.stderr.isatty()
+        self.last = time.perf_counter()
+        self.open = False
+
+    def __call__(self, tick: Tick) -> None:
+        """Show how far the work is, its rate and the time left."""
+        now, done = time.perf_counter(), tick.done >= tick.total > 0
+        pause = 0.2 if self.terminal else 10.0
+        if now - self.last < pause and not (done and self.open):
+            return
+        self.last = now
+        share = f"{100 * tick.done / tick.total:3.0f} %  " if tick.total else ""
+        left = f"  {_clock(tick.left)} left" if tick.total and not done else ""
+        line = f"{tick.label}  {share}{tick.rate:,.1f} {tick.unit}/s{left}"
+        if self.terminal:
+            sys.stderr.write(f"\r\x1b[2K{line}")
+            sys.stderr.flush()
+            self.open = True
+        else:
+            say(line)
+
+    def close(self) -> None:
+        """Clear the line."""
+        if self.open:
+            sys.stderr.write("\r\x1b[2K")
+            self.open = False
+
+
+def _clock(seconds: float) -> str:
+    if seconds == float("inf"):
+        return "?"
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+def quiet() -> Reporter:
+    """Return a reporter that shows nothing."""
+    return lambda tick: None
+
+
+def override(config: RunConfig, settings: tuple[str, ...]) -> RunConfig:
+    """Apply settings such as `tokenizer.epochs=3`; an unknown field is refused by name.
+
+    >>> override(RunConfig(), ("decoder.epochs=3",)).decoder.epochs
+    3
+    """
+    values = as_dict(config)
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if not equals:
+            raise SiglumError(f"a setting is written field=value, such as tokenizer.epochs=3; got {setting!r}.")
+        place, parts = values, name.split(".")
+        for part in parts[:-1]:
+            if not isinstance(place.get(part), dict):
+                raise SiglumError(f"there is no setting {name!r}; the stages are {', '.join(k for k, v in values.items() if isinstance(v, dict))}.")
+            place = place[part]
+        try:
+            place[parts[-1]] = json.loads(text)
+        except json.JSONDecodeError:
+            place[parts[-1]] = text
+    changed: RunConfig = from_dict(RunConfig, values)
+    return changed
+
+
+def with_seed(config: RunConfig, seed: int | None) -> RunConfig:
+    """Return the config with another seed, if one is given."""
+    return config if seed is None else replace(config, seed=seed)
+
+
+def check_device(device: str) -> str:
+    """Return the device if it is there, else refuse it."""
+    import torch
+
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise SiglumError(f"device {device} was asked for, but torch sees no CUDA device; use --device cpu.")
+    if device.split(":")[0] not in ("cpu", "cuda", "mps"):
+        raise SiglumError(f"device is {device!r}, but must be one of: cpu, cuda, cuda:N, mps.")
+    return device

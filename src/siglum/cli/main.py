@@ -1,0 +1,54 @@
+"""Entry point: finds the verb, imports only its file, and turns errors into one sentence."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+VERBS = {
+    "demo": "see the whole pipeline at work on the carried world",
+    "encode": "1  items and queries -> frozen features",
+    "tokenize": "2  features -> fused vectors -> codes",
+    "train": "3  train the decoder that generates codes",
+    "index": "4  codes -> searchable index; add or remove items",
+    "search": "5  ask a question",
+    "eval": "6  measure a run on its tasks",
+    "info": "what a run folder holds, with curves",
+}
+HELP = """siglum: multimodal generative retrieval
+
+usage: siglum VERB ...      (siglum VERB --help tells more, with an example)
+
+{verbs}
+
+example:
+  siglum demo --out runs/demo
+  siglum search runs/demo "a big red star left of a blue ring"
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one verb and return its exit code: 0 done, 1 the user can mend it, 2 wrong usage."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    if not args or args[0] in ("-h", "--help"):
+        sys.stdout.write(HELP.format(verbs="\n".join(f"  {name:<10}{text}" for name, text in VERBS.items())))
+        return 0
+    if args[0] == "--version":
+        from importlib.metadata import version
+
+        sys.stdout.write(f"siglum {version('siglum')}\n")
+        return 0
+    if args[0] not in VERBS:
+        sys.stderr.write(f"siglum: there is no verb {args[0]!r}; the verbs are {', '.join(VERBS)}.\n")
+        return 2
+    # Threads that wait must not spin: on a shared machine spinning costs more than it gains.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    verb = importlib.import_module(f"siglum.cli.{args[0]}")
+    from siglum.cli.common import call
+
+    return call(verb.Command, verb.run, args[0], args[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,158 @@
+"""Named full configurations. A recipe is a function of a scale; changing an experiment is writing a new one.
+
+`pro` is the paper. `genius` is the empty combination of its three parts: prefix distillation (PD), vocabulary
+scheduling (VS) and score fusion (SF). Values at the scales below `paper` were chosen once, on validation, with the
+same budget for both; the trials stand in docs/lab-notes.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from siglum.config import DecoderConfig, FusionConfig, RunConfig, SearchConfig, TokenizerConfig, WorldConfig
+from siglum.tokenize.schedule import ascending, scaled_sizes, uniform
+from siglum.types import one_of
+
+SCALES = ("tiny", "demo", "small", "paper")
+UNIFORM = {"tiny": 64, "demo": 256, "small": 512, "paper": 4096}
+"""Uniform vocabulary of `genius`: at paper scale the paper's 4096, elsewhere the better on validation of equal bits per item and the schedule's largest size."""
+
+
+def _tiny() -> RunConfig:
+    return RunConfig(
+        scale="tiny",
+        world=WorldConfig(items=900),
+        fusion=FusionConfig(dim=48, projection=96, hidden=128, dropout=0.1, standardise=True, epochs=6, batch_size=128, lr=2e-3, temperature=0.05),
+        tokenizer=TokenizerConfig(vocab=ascending(4, (16, 32, 64)), epochs=2, batch_size=256, lr=1e-3, top_k=64),
+        decoder=DecoderConfig(d_model=64, d_ff=128, d_kv=16, heads=4, encoder_layers=0, decoder_layers=1, epochs=4, batch_size=128, lr=3e-3),
+        search=SearchConfig(beam=10, omega=10.0),
+    )
+
+
+def _demo() -> RunConfig:
+    return RunConfig(
+        scale="demo",
+        world=WorldConfig(items=12_000),
+        fusion=FusionConfig(dim=128, projection=256, hidden=512, dropout=0.1, standardise=True, epochs=10, batch_size=512, lr=1e-3, temperature=0.05),
+        tokenizer=TokenizerConfig(vocab=ascending(8, (64, 128, 256)), epochs=4, batch_size=1024, lr=1e-3),
+        decoder=DecoderConfig(d_model=128, d_ff=512, d_kv=32, heads=4, encoder_layers=0, decoder_layers=2, epochs=8, batch_size=256, lr=2e-3),
+        search=SearchConfig(beam=10, omega=20.0),
+    )
+
+
+def _small() -> RunConfig:
+    return RunConfig(
+        scale="small",
+        world=WorldConfig(items=60_000),
+        fusion=FusionConfig(dim=256, projection=512, hidden=1024, dropout=0.1, standardise=True, epochs=20, batch_size=1024, lr=5e-4, temperature=0.05),
+        tokenizer=TokenizerConfig(vocab=ascending(16, (128, 256, 512)), epochs=10, batch_size=1024, lr=5e-4),
+        decoder=DecoderConfig(d_model=320, d_ff=1280, d_kv=64, heads=5, encoder_layers=2, decoder_layers=6, epochs=20, batch_size=512, lr=1e-3, dropout=0.2),
+        search=SearchConfig(beam=50, omega=20.0),
+    )
+
+
+def _paper() -> RunConfig:
+    return RunConfig(scale="paper")
+
+
+def recipe_for(name: str, num_items: int, seed: int = 0) -> RunConfig:
+    """Return a recipe sized to a collection: the demo's models below 20,000 items, the small ones above.
+
+    The vocabulary follows `scaled_sizes`, so that every codeword has items to learn from.
+    """
+    base = recipe(name, "demo" if num_items < 20_000 else "small", seed)
+    levels, sizes = base.tokenizer.levels, scaled_sizes(num_items)
+    flat = len(set(base.tokenizer.vocab)) == 1
+    vocab = uniform(levels, sizes[2]) if flat else ascending(levels, sizes)
+    return replace(base, scale="auto", tokenizer=replace(base.tokenizer, vocab=vocab))
+
+
+def pro(scale: str) -> RunConfig:
+    """The paper: prefix distillation, vocabulary scheduling and score fusion, one-hot targets."""
+    base: dict[str, Callable[[], RunConfig]] = {"tiny": _tiny, "demo": _demo, "small": _small, "paper": _paper}
+    return replace(base[one_of("scale", scale, SCALES)](), recipe="pro")
+
+
+def without_pd(config: RunConfig) -> RunConfig:
+    """Turn prefix ranking distillation off."""
+    return replace(config, tokenizer=replace(config.tokenizer, rank_weight=0.0))
+
+
+def without_vs(config: RunConfig) -> RunConfig:
+    """Give every level the same vocabulary."""
+    return replace(config, tokenizer=replace(config.tokenizer, vocab=uniform(config.tokenizer.levels, UNIFORM[config.scale])))
+
+
+def without_sf(config: RunConfig) -> RunConfig:
+    """Rank by the decoder alone."""
+    return replace(config, search=replace(config.search, scorer="decoder"))
+
+
+def genius(scale: str) -> RunConfig:
+    """GENIUS as the paper runs it: the same pipeline without any of the three parts."""
+    return without_pd(without_vs(without_sf(pro(scale))))
+
+
+def genius_original(scale: str) -> RunConfig:
+    """The published GENIUS architecture: 30 soft tokens, no encoder layers, EMA codebooks, learned modality code."""
+    config = genius(scale)
+    tokenizer = replace(config.tokenizer, update="ema", modality="learned", revive_below=2.0, revive_absolute=True)
+    decoder = replace(config.decoder, soft_tokens=30, encoder_layers=0, softmax="joint", augmentation="per_dim_sqrt")
+    if scale == "paper":
+        tokenizer = replace(tokenizer, vocab=uniform(8, 4096), epochs=21, weight_decay=0.2)
+        decoder = replace(decoder, epochs=31, weight_decay=1e-4)
+    return replace(config, tokenizer=tokenizer, decoder=decoder, search=replace(config.search, normalisation="joint"))
+
+
+def pro_released(scale: str) -> RunConfig:
+    """What the authors' released code does where it departs from the paper."""
+    config = pro(scale)
+    tokenizer = replace(
+        config.tokenizer,
+        update="ema",
+        rank_form="items",
+        rank_cosine=True,
+        rank_scale_tau2=True,
+        rank_keep_positive=False,
+        rank_student_gradient=True,
+        modality_vector=False,
+        revive_below=2.0,
+        revive_absolute=True,
+    )
+    decoder = replace(config.decoder, augmentation="off", softmax="joint", code_init=False, lr_end=1.0, clip=0.0)
+    return replace(config, tokenizer=tokenizer, decoder=decoder, search=replace(config.search, zscore=True, normalisation="joint", omega=10.0))
+
+
+def _ablation(pd: bool, vs: bool, sf: bool) -> Callable[[str], RunConfig]:
+    def build(scale: str) -> RunConfig:
+        config = pro(scale)
+        for keep, remove in ((pd, without_pd), (vs, without_vs), (sf, without_sf)):
+            config = config if keep else remove(config)
+        return config
+
+    return build
+
+
+RECIPES: dict[str, Callable[[str], RunConfig]] = {
+    "pro": pro,
+    "genius": genius,
+    "pd": _ablation(True, False, False),
+    "vs": _ablation(False, True, False),
+    "sf": _ablation(False, False, True),
+    "pd_vs": _ablation(True, True, False),
+    "pd_sf": _ablation(True, False, True),
+    "vs_sf": _ablation(False, True, True),
+    "pro_released": pro_released,
+    "genius_original": genius_original,
+}
+
+
+def recipe(name: str, scale: str = "paper", seed: int = 0) -> RunConfig:
+    """Return the configuration of a recipe at a scale.
+
+    >>> recipe("pro").tokenizer.vocab[:5], recipe("pro").search.omega
+    ((512, 512, 512, 512, 1024), 10.0)
+    """
+    build = RECIPES[one_of("recipe", name, RECIPES)]
+    return replace(build(scale), recipe=name, seed=seed)

@@ -1,0 +1,175 @@
+"""The one object users hold: everything a run learnt, ready to search, to grow and to shrink."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from siglum.config import SearchConfig, as_dict, from_dict
+from siglum.data.vectors import check_features
+from siglum.encode.base import Encoder
+from siglum.encode.registry import build_encoder
+from siglum.encode.run import encode_rows
+from siglum.files import begin_stage, read_json, read_tensors, write_json, write_tensors
+from siglum.fuse.contrastive import embed
+from siglum.generate.decoder import CodeDecoder
+from siglum.generate.store import load_decoder, save_decoder
+from siglum.index import Index
+from siglum.search.beam import Ranking, as_hits, search_items
+from siglum.search.scorers import Scorer, build_scorer
+from siglum.tokenize.store import load_tokenizer, save_tokenizer
+from siglum.tokenize.train import Tokenizer
+from siglum.types import Features, Hit, Item, Picture, Query, SiglumError
+
+VECTORS_FILE = "vectors.safetensors"
+
+
+class Retriever:
+    """Search a collection by text, image or both.
+
+    Example: `Retriever.load("runs/demo").search(text="a red star left of a blue ring", k=5)`.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        index: Index,
+        *,
+        decoder: CodeDecoder | None = None,
+        config: SearchConfig | None = None,
+        encoder: Encoder | None = None,
+        item_ND: Tensor | None = None,
+        device: str = "cpu",
+    ) -> None:
+        """Hold the parts; `item_ND` are fused item vectors in pool order, kept only to order items of one leaf."""
+        self.tokenizer, self.index, self.decoder = tokenizer, index, decoder
+        self.config, self.encoder, self.item_ND, self.device = config or SearchConfig(), encoder, item_ND, device
+
+    @classmethod
+    def load(cls, folder: str | Path, *, device: str = "cpu") -> Retriever:
+        """Open a run folder; the index is memory-mapped. Without a decoder it searches by geometry alone."""
+        root = Path(folder)
+        if not root.is_dir():
+            raise SiglumError(f"{root} is not a run folder.")
+        tokenizer, _, record = load_tokenizer(root / "2-tokenizer", device)
+        own = record["tokenizer_fingerprint"]
+        config: SearchConfig = from_dict(SearchConfig, read_json(root / "config.json")["search"])
+        decoder = None
+        if (root / "3-decoder").exists():
+            decoder = load_decoder(root / "3-decoder", own, device)
+        elif config.scorer in ("fused", "decoder"):
+            config = replace(config, scorer="geometry")
+        index = Index.load(root / "4-index", own)
+        kept = root / "4-index" / VECTORS_FILE
+        item_ND = torch.from_numpy(read_tensors(kept)["vectors"]).float().to(device) if kept.exists() else None
+        encoder = build_encoder(record.get("encoder", "none"))
+        return cls(tokenizer, index, decoder=decoder, config=config, encoder=encoder, item_ND=item_ND, device=device)
+
+    def scorer(self, config: SearchConfig | None = None) -> Scorer:
+        """Return the scorer of this run's configuration, or of another one."""
+        quantizer = self.tokenizer.quantizer
+        first = 0 if quantizer.config.modality_vector else quantizer.first
+        return build_scorer(config or self.config, self.tokenizer.codebooks(), self.decoder, first)
+
+    def search(
+        self,
+        text: str | None = None,
+        image: Picture | None = None,
+        *,
+        k: int = 10,
+        instruction: str | None = None,
+        within: Iterable[str] | np.ndarray | None = None,
+        **options: Any,
+    ) -> list[Hit]:
+        """Return up to k hits for one query of text, image or both.
+
+        `within` restricts the search to ids or to a mask in pool order; `options` are fields of `SearchConfig`
+        (beam, omega, scorer, ...). A beam holds at most `beam` code sequences: a larger k than the items under
+        them gives fewer hits, never made-up ones.
+        """
+        if text is None and image is None:
+            raise SiglumError("a search needs a text, an image or both.")
+        query = Query(id="query", text=text, image=image, instruction=instruction)
+        return self.search_features(self._encode([query]), k=k, within=within, **options)[0]
+
+    def search_features(
+        self, queries: Features, *, k: int = 10, within: Iterable[str] | np.ndarray | None = None, **options: Any
+    ) -> list[list[Hit]]:
+        """Return hits for frozen query features, one list a query."""
+        rankings = self.rank(self.vectors(queries, "queries"), k=k, within=within, **options)
+        return [as_hits(self.index, ranking) for ranking in rankings]
+
+    def rank(self, query_QD: Tensor, *, k: int = 10, within: Iterable[str] | np.ndarray | None = None, **options: Any) -> list[Ranking]:
+        """Return rankings for fused query vectors (Q, D)."""
+        if k < 1:
+            raise SiglumError(f"k must be at least 1, not {k}.")
+        config: SearchConfig = from_dict(SearchConfig, {**as_dict(self.config), **options})
+        if config.leaf_order == "dense" and self.item_ND is None:
+            raise SiglumError("this index keeps no vectors to order the items of one leaf by; index with kept vectors, or use leaf order pool.")
+        return search_items(
+            self.scorer(config),
+            self.index,
+            query_QD,
+            beam=config.beam,
+            k=k,
+            batch_size=config.batch_size,
+            allowed=None if within is None else self.index.allow(within),
+            item_ND=self.item_ND if config.leaf_order == "dense" else None,
+        )
+
+    def vectors(self, features: Features, what: str = "items") -> Tensor:
+        """Return the fused unit vectors (N, D) of frozen features, after checking them."""
+        fusion = self.tokenizer.fusion
+        for part, rows, dim in (("image", features.image, len(fusion.image_shift)), ("text", features.text, len(fusion.text_shift))):
+            if rows.shape[1] != dim:
+                raise SiglumError(f"{part} features of the {what} have {rows.shape[1]} numbers, but this run was made with {dim}.")
+        check_features(features, what)
+        return embed(fusion, features, self.device)
+
+    def add(self, items: Sequence[Item] | Features) -> None:
+        """Add items to the index; the models stay as they are. A known id is refused and nothing changes."""
+        features = items if isinstance(items, Features) else self._encode(items)
+        vectors = self.vectors(features)
+        kinds = torch.as_tensor(features.modality.astype(np.int64)).to(self.device)
+        self.index = self.index.add(features.ids, self.tokenizer.quantizer.encode(vectors, kinds).cpu().numpy())
+        if self.item_ND is not None:
+            self.item_ND = torch.cat([self.item_ND, vectors.half().float()])
+
+    def remove(self, ids: Iterable[str]) -> None:
+        """Take items out of the index; an unknown id is refused and nothing changes."""
+        gone = list(ids)
+        if self.item_ND is not None:
+            keep = np.ones(len(self.index), bool)
+            keep[self.index.positions(gone)] = False
+            self.item_ND = self.item_ND[torch.from_numpy(keep)]
+        self.index = self.index.remove(gone)
+
+    def save(self, folder: str | Path) -> None:
+        """Write all that a later `load` needs (models, index, configuration) into a folder."""
+        root = Path(folder)
+        encoder = self.encoder.name if self.encoder else "none"
+        own = save_tokenizer(root / "2-tokenizer", self.tokenizer, self.tokenizer.fusion, {"vectors": "none"}, encoder=encoder)
+        if self.decoder is not None:
+            save_decoder(root / "3-decoder", self.decoder, own)
+        save_index(root / "4-index", self.index, self.item_ND)
+        write_json(root / "config.json", {"search": as_dict(self.config)})
+
+    def _encode(self, rows: Sequence[Item] | Sequence[Query]) -> Features:
+        if self.encoder is None:
+            raise SiglumError("this run was made from plain vectors and has no encoder; use search_features and features.")
+        return encode_rows(rows, self.encoder, strict=True)
+
+
+def save_index(folder: Path, index: Index, item_ND: Tensor | None = None) -> str:
+    """Write the `4-index` stage, with item vectors (fp16, pool order) where they are to be kept."""
+    begin_stage(folder)
+    (folder / VECTORS_FILE).unlink(missing_ok=True)
+    if item_ND is not None:
+        write_tensors(folder / VECTORS_FILE, {"vectors": item_ND.half()})
+    return index.save(folder)
