@@ -1,7 +1,5 @@
 """Configs survive the trip through JSON, refuse what they do not know, and tell how they differ."""
 
-# ruff: noqa: D103 - the name of a test is its sentence.
-
 from __future__ import annotations
 
 import json
@@ -48,7 +46,8 @@ def test_every_config_comes_back_from_json(kind: Any) -> None:
 def test_changed_values_come_back_from_json() -> None:
     back = from_dict(RunConfig, json.loads(json.dumps(as_dict(CHANGED))))
     assert back == CHANGED
-    assert back.tokenizer.vocab == (16, 32) and back.tokenizer.levels == 2
+    assert back.tokenizer.vocab == (16, 32)
+    assert back.tokenizer.levels == 2
 
 
 def test_fields_that_are_left_out_have_their_defaults() -> None:
@@ -57,10 +56,13 @@ def test_fields_that_are_left_out_have_their_defaults() -> None:
 
 def test_whole_numbers_are_taken_for_fractions() -> None:
     config = from_dict(SearchConfig, {"omega": 5})
-    assert config.omega == 5.0 and isinstance(config.omega, float)
+    assert config.omega == 5.0
+    assert isinstance(config.omega, float)
 
 
-@pytest.mark.parametrize(("values", "name"), [({"beams": 3}, "SearchConfig has no field 'beams'.* it has batch_size, beam, leaf_order")])
+@pytest.mark.parametrize(
+    ("values", "name"), [({"beams": 3}, "SearchConfig has no field 'beams'.* it has batch_size, beam, leaf_order")]
+)
 def test_an_unknown_field_is_named(values: dict[str, Any], name: str) -> None:
     with pytest.raises(SiglumError, match=name):
         from_dict(SearchConfig, values)
@@ -73,7 +75,9 @@ def test_an_unknown_nested_field_is_named() -> None:
 
 @pytest.mark.parametrize("wrong", ["attention", "", None, 3, ["combiner"]])
 def test_a_bad_choice_is_named_with_the_choices(wrong: Any) -> None:
-    with pytest.raises(SiglumError, match=r"FusionConfig\.kind is .*, but must be one of: combiner, gated, sum, none\."):
+    with pytest.raises(
+        SiglumError, match=r"FusionConfig\.kind is .*, but must be one of: combiner, gated, sum, none\."
+    ):
         from_dict(FusionConfig, {"kind": wrong})
 
 
@@ -127,7 +131,11 @@ def test_the_fingerprint_changes_with_every_field(kind: Any) -> None:
             return value + 1
         if isinstance(value, tuple):
             return (*value, 3)
-        return f"{value}!" if isinstance(value, str) else replace(value, **{fields(value)[0].name: other(getattr(value, fields(value)[0].name))})
+        return (
+            f"{value}!"
+            if isinstance(value, str)
+            else replace(value, **{fields(value)[0].name: other(getattr(value, fields(value)[0].name))})
+        )
 
     config = kind()
     marks = {config_fingerprint(replace(config, **{f.name: other(getattr(config, f.name))})) for f in fields(kind)}

@@ -1,6 +1,4 @@
-"""Files are written whole or not at all, and a stage is opened only if it is finished and made from the right inputs."""
-
-# ruff: noqa: D103 - the name of a test is its sentence.
+"""Files are written whole or not at all; a stage opens only if finished and made from the right inputs."""
 
 from __future__ import annotations
 
@@ -27,6 +25,13 @@ def no_space(*_: Any) -> NoReturn:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
+def write_half(path: Path, fault: BaseException) -> None:
+    with files.atomic(path) as file:
+        file.write(b"half of the new")
+        file.flush()
+        raise fault
+
+
 def test_an_atomic_write_replaces_the_whole_file(tmp_path: Path) -> None:
     path = tmp_path / "new" / "folder" / "a.txt"
     files.write_text(path, "a much longer first text")
@@ -40,16 +45,16 @@ def test_an_atomic_write_replaces_the_whole_file(tmp_path: Path) -> None:
 def test_a_failure_in_the_middle_leaves_the_old_file_and_no_other(tmp_path: Path, fault: type[BaseException]) -> None:
     path = tmp_path / "a.txt"
     files.write_text(path, "old")
-    with pytest.raises(fault), files.atomic(path) as file:
-        file.write(b"half of the new")
-        file.flush()
-        raise fault("stop")
+    with pytest.raises(fault):
+        write_half(path, fault("stop"))
     assert path.read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.txt"]
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace", "chmod"])
-def test_a_full_disk_is_one_sentence_and_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+def test_a_full_disk_is_one_sentence_and_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
     path = tmp_path / "a.json"
     files.write_json(path, {"old": 1})
     monkeypatch.setattr(os, call, no_space)
@@ -61,9 +66,8 @@ def test_a_full_disk_is_one_sentence_and_leaves_the_old_file(tmp_path: Path, mon
 
 
 def test_an_error_of_the_disk_while_writing_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(SiglumError, match="No space left"), files.atomic(tmp_path / "a.bin") as file:
-        file.write(b"something")
-        no_space()
+    with pytest.raises(SiglumError, match="No space left"):
+        write_half(tmp_path / "a.bin", OSError(errno.ENOSPC, "No space left on device"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -81,7 +85,7 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path, monkeyp
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(tempfile, "mkstemp", refuse)
-    with pytest.raises(SiglumError, match="could not write .*: Permission denied"):
+    with pytest.raises(SiglumError, match=r"could not write .*: Permission denied"):
         files.write_text(tmp_path / "a.txt", "text")
 
 
@@ -116,7 +120,8 @@ def test_tensors_of_every_kind_come_back_equal(tmp_path: Path, read: Any) -> Non
     found = read(tmp_path / "a.safetensors")
     assert found.keys() == wanted.keys()
     for name, array in wanted.items():
-        assert found[name].dtype == array.dtype and found[name].shape == array.shape
+        assert found[name].dtype == array.dtype
+        assert found[name].shape == array.shape
         np.testing.assert_array_equal(found[name], array)
 
 
@@ -140,7 +145,9 @@ def test_mapped_tensors_are_read_only_and_not_copied(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("read", [files.read_tensors, files.map_tensors])
 def test_a_file_cut_anywhere_is_refused(tmp_path: Path, read: Any) -> None:
-    files.write_tensors(tmp_path / "whole.safetensors", {"a": np.arange(40, dtype=np.int32), "b": np.ones((3, 3), np.float32)})
+    files.write_tensors(
+        tmp_path / "whole.safetensors", {"a": np.arange(40, dtype=np.int32), "b": np.ones((3, 3), np.float32)}
+    )
     whole = (tmp_path / "whole.safetensors").read_bytes()
     cut = tmp_path / "cut.safetensors"
     for size in range(len(whole)):
@@ -192,7 +199,11 @@ def test_fingerprints_tell_values_kinds_and_shapes_apart() -> None:
 
 def test_fingerprints_do_not_depend_on_how_the_value_is_held() -> None:
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
-    assert files.fingerprint(array) == files.fingerprint(torch.from_numpy(array)) == files.fingerprint(np.asfortranarray(array))
+    assert (
+        files.fingerprint(array)
+        == files.fingerprint(torch.from_numpy(array))
+        == files.fingerprint(np.asfortranarray(array))
+    )
     assert files.fingerprint({"a": 1, "b": 2}) == files.fingerprint({"b": 2, "a": 1})
 
 
@@ -202,7 +213,11 @@ def test_one_changed_byte_changes_the_fingerprint_of_a_file(content: bytes, plac
         path = Path(folder) / "a"
         path.write_bytes(content)
         before = files.file_fingerprint(path)
-        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :] if place < len(content) else content + b"x")
+        path.write_bytes(
+            content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+            if place < len(content)
+            else content + b"x"
+        )
         assert files.file_fingerprint(path) != before
 
 
@@ -221,7 +236,9 @@ def make_stage(folder: Path, content: str = "content", **inputs: str) -> str:
 def test_a_finished_stage_opens_with_its_facts(tmp_path: Path) -> None:
     own = make_stage(tmp_path, vectors="abc")
     record = files.open_stage(tmp_path, "demo", vectors="abc")
-    assert record["fingerprint"] == own and record["number"] == 3 and list(record["files"]) == ["part/a.txt"]
+    assert record["fingerprint"] == own
+    assert record["number"] == 3
+    assert list(record["files"]) == ["part/a.txt"]
 
 
 def test_an_unfinished_stage_is_refused(tmp_path: Path) -> None:
@@ -235,9 +252,9 @@ def test_an_unfinished_stage_is_refused(tmp_path: Path) -> None:
 
 def test_a_stage_of_other_inputs_kind_or_format_is_refused(tmp_path: Path) -> None:
     make_stage(tmp_path, vectors="abc")
-    with pytest.raises(SiglumError, match="another vectors .*abc, not abd"):
+    with pytest.raises(SiglumError, match=r"another vectors .*abc, not abd"):
         files.open_stage(tmp_path, "demo", vectors="abd")
-    with pytest.raises(SiglumError, match="another tokenizer .*None"):
+    with pytest.raises(SiglumError, match=r"another tokenizer .*None"):
         files.open_stage(tmp_path, "demo", vectors="abc", tokenizer="x")
     with pytest.raises(SiglumError, match="holds a demo stage, not a index stage"):
         files.open_stage(tmp_path, "index")

@@ -1,9 +1,8 @@
 """A run that is killed and resumed ends in the same bits as one that was not."""
 
-# ruff: noqa: D103 - the name of a test is its sentence.
-
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -49,12 +48,21 @@ class Work:
             self.optimiser.zero_grad()
             loss.backward()
             self.optimiser.step()
-            total += float(loss)
+            total += float(loss.detach())
         metrics: loop.Metrics = {"loss": total / 3, "numbers": [epoch, 0.5]}
         return metrics if self.select is None else metrics | {"select": self.select[epoch]}
 
     def run(self, folder: Path | None, **options: Any) -> list[loop.Metrics]:
-        return loop.train("work", EPOCHS, self.epoch, modules={"model": self.model}, optimiser=self.optimiser, seed=3, folder=folder, **options)
+        return loop.train(
+            "work",
+            EPOCHS,
+            self.epoch,
+            modules={"model": self.model},
+            optimiser=self.optimiser,
+            seed=3,
+            folder=folder,
+            **options,
+        )
 
     def bits(self) -> dict[str, torch.Tensor]:
         return {name: value.clone() for name, value in self.model.state_dict().items()}
@@ -66,7 +74,9 @@ def assert_same_bits(left: dict[str, torch.Tensor], right: dict[str, torch.Tenso
         assert torch.equal(value, right[name]), name
 
 
-def killed_and_resumed(folder: Path, kills: list[int], select: list[float] | None = None) -> tuple[Work, list[loop.Metrics]]:
+def killed_and_resumed(
+    folder: Path, kills: list[int], select: list[float] | None = None
+) -> tuple[Work, list[loop.Metrics]]:
     for number, kill_at in enumerate(kills):
         with pytest.raises(Killed):
             Work(select, kill_at).run(folder, resume=number > 0)
@@ -79,7 +89,8 @@ def test_resumed_weights_moments_and_history_are_bit_equal(tmp_path: Path, kills
     straight = Work()
     history = straight.run(None)
     work, resumed = killed_and_resumed(tmp_path, kills)
-    assert resumed == history and len(history) == EPOCHS
+    assert resumed == history
+    assert len(history) == EPOCHS
     assert work.epochs_run == list(range(kills[-1], EPOCHS)), "finished epochs are not run again"
     assert_same_bits(work.bits(), straight.bits())
     for left, right in zip(work.optimiser.state.values(), straight.optimiser.state.values(), strict=True):
@@ -145,12 +156,16 @@ def test_divergence_is_refused_and_the_last_good_state_stays(tmp_path: Path, val
         return work.epoch(epoch) | ({"loss": value} if epoch == 2 else {})
 
     with pytest.raises(SiglumError, match="work diverged in epoch 3"):
-        loop.train("work", EPOCHS, run_epoch, modules={"model": work.model}, optimiser=work.optimiser, seed=3, folder=tmp_path)
+        loop.train(
+            "work", EPOCHS, run_epoch, modules={"model": work.model}, optimiser=work.optimiser, seed=3, folder=tmp_path
+        )
     assert len(read_json(tmp_path / "checkpoint.json")["history"]) == 2
 
 
 @pytest.mark.parametrize("moment", ["write_json", "write_tensors"])
-def test_a_kill_between_state_and_pointer_leaves_a_whole_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+def test_a_kill_between_state_and_pointer_leaves_a_whole_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
     straight = Work(SELECT)
     history = straight.run(None)
     calls = 0
@@ -171,7 +186,11 @@ def test_a_kill_between_state_and_pointer_leaves_a_whole_checkpoint(tmp_path: Pa
     assert work.run(tmp_path, resume=True) == history
     assert 0 < len(work.epochs_run) < EPOCHS
     assert_same_bits(work.bits(), straight.bits())
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["best.safetensors", "checkpoint.json", "state-00006.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "best.safetensors",
+        "checkpoint.json",
+        "state-00006.safetensors",
+    ]
 
 
 def test_every_epoch_is_logged_once_also_over_a_resume(tmp_path: Path) -> None:
@@ -189,7 +208,8 @@ def test_another_seed_gives_other_weights() -> None:
         work = Work()
         loop.train("work", 1, work.epoch, modules={"model": work.model}, optimiser=work.optimiser, seed=seed)
         runs.append(work.bits()["0.weight"])
-    assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
+    assert torch.equal(runs[0], runs[1])
+    assert not torch.equal(runs[0], runs[2])
 
 
 @given(st.integers(1, 50), st.integers(1, 60), st.integers(0, 5))
@@ -204,9 +224,11 @@ def test_batches_hold_every_row_once_at_most_and_have_one_size(num_rows: int, si
 
 def test_the_learning_rate_rises_then_falls_to_its_end() -> None:
     rates = [loop.cosine_lr(2.0, 0.1, 0.25, step, 40) for step in range(41)]
-    assert rates[0] == pytest.approx(0.2) and rates[9] == rates[10] == 2.0
-    assert all(a > b for a, b in zip(rates[10:], rates[11:], strict=False))
-    assert rates[40] == pytest.approx(0.2) and rates[25] == pytest.approx(1.1)
+    assert rates[0] == pytest.approx(0.2)
+    assert rates[9] == rates[10] == 2.0
+    assert all(a > b for a, b in itertools.pairwise(rates[10:]))
+    assert rates[40] == pytest.approx(0.2)
+    assert rates[25] == pytest.approx(1.1)
     assert loop.cosine_lr(2.0, 0.1, 0.0, 0, 40) == 2.0
 
 
@@ -215,10 +237,14 @@ def test_adam_decays_matrices_only_and_scales_each_group() -> None:
     right.bias.requires_grad_(False)
     optimiser = loop.adam([(left, 1.0, 0.5), (list(right.parameters()), 0.1, 0.2)])
     loop.set_lr(optimiser, 0.3)
-    found = [(tuple(group["params"][0].shape), group["weight_decay"], round(group["lr"], 6)) for group in optimiser.param_groups]
+    found = [
+        (tuple(group["params"][0].shape), group["weight_decay"], round(group["lr"], 6))
+        for group in optimiser.param_groups
+    ]
     assert found == [((3, 2), 0.5, 0.3), ((3,), 0.0, 0.3), ((2, 3), 0.2, 0.03)]
 
 
 def test_seeds_depend_on_every_part() -> None:
     seeds = {loop.seed_of(*parts) for parts in [(0, "a"), (0, "b"), (1, "a"), ("a", 0), (0, "a", 0)]}
-    assert len(seeds) == 5 and all(0 <= seed < 2**63 for seed in seeds)
+    assert len(seeds) == 5
+    assert all(0 <= seed < 2**63 for seed in seeds)

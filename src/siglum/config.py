@@ -62,10 +62,10 @@ class TokenizerConfig:
     """Codebooks follow residuals by EMA, by gradient, or EMA plus the gradient of L_rank and L_mse."""
     decay: float = 0.9
     """EMA decay."""
-    revive_below: float = 0.1
-    """A code is dead when its EMA use falls below this share of the expected use; 0 turns revival off."""
+    revive_below: float = 0.02
+    """A code is dead when it was not chosen once in 1 / revive_below fair shares; 0 turns revival off."""
     revive_absolute: bool = False
-    """Read `revive_below` as a count of vectors a step, as GENIUS does, instead of a share."""
+    """Read `revive_below` as the least EMA count of vectors a step, as GENIUS does."""
     kmeans_iters: int = 10
     """Lloyd iterations of the initialisation, level by level."""
     kmeans_per_code: int = 50
@@ -86,6 +86,8 @@ class TokenizerConfig:
     """Multiply L_rank by tau squared, as the released code does."""
     rank_keep_positive: bool = True
     """Force the positive into the candidate set."""
+    rank_straight_through: bool = True
+    """Let L_rank reach the fusion module through the straight-through path, not the codewords alone."""
     rank_student_gradient: bool = False
     """Let the student's similarities send gradient to the query as well."""
     temperature: float = 0.05
@@ -208,8 +210,13 @@ class RunConfig:
 
 def as_dict(config: Any) -> dict[str, Any]:
     """Return a config as plain JSON values."""
-    values = ((f.name, getattr(config, f.name)) for f in fields(config))
-    return {name: as_dict(value) if is_dataclass(value) else list(value) if isinstance(value, tuple) else value for name, value in values}
+    values = {f.name: getattr(config, f.name) for f in fields(config)}
+    for name, value in values.items():
+        if is_dataclass(value):
+            values[name] = as_dict(value)
+        elif isinstance(value, tuple):
+            values[name] = list(value)
+    return values
 
 
 def from_dict(kind: type[Any], values: dict[str, Any]) -> Any:

@@ -6,6 +6,8 @@ import torch
 import torch.distributed as td
 from torch import Tensor
 
+from siglum.types import SiglumError
+
 
 def world() -> int:
     """Return the number of processes."""
@@ -19,7 +21,15 @@ def rank() -> int:
 
 def share(rows: Tensor) -> Tensor:
     """Return this process's part of a global batch; its size must divide by the number of processes."""
+    if len(rows) % world():
+        raise SiglumError(f"a batch of {len(rows)} pairs does not divide by {world()} processes; choose another size.")
     return rows.chunk(world())[rank()] if world() > 1 else rows
+
+
+def wait() -> None:
+    """Wait until all processes have come here."""
+    if world() > 1:
+        td.barrier()
 
 
 class _Gather(torch.autograd.Function):

@@ -46,7 +46,8 @@ class JsonlLog:
         with self.path.open("a+b") as file:
             if file.tell() and not self._ends_whole(file):
                 file.write(b"\n")
-            file.write((json.dumps({"stage": stage, "step": step, "time": round(time.time(), 3), **values}) + "\n").encode())
+            record = {"stage": stage, "step": step, "time": round(time.time(), 3), **values}
+            file.write(f"{json.dumps(record)}\n".encode())
 
     @staticmethod
     def _ends_whole(file: IO[bytes]) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from siglum import dist
 from siglum.files import fingerprint, read_json, read_tensors, write_json, write_tensors
 from siglum.log import Log, NoLog, progress
 from siglum.types import SiglumError
@@ -88,8 +89,10 @@ def train(
 
     After every epoch the state goes to `folder` (if given); with `resume` a state of the same `identity` is
     continued. If metrics contain `select`, the state with the highest value is the one left in the modules.
+    Of several processes the first alone writes; all read.
     """
-    log = log or NoLog()
+    writes = dist.rank() == 0
+    log = log if log and writes else NoLog()
     history: list[Metrics] = []
     best: float = -math.inf
     if resume and folder is not None and (folder / "checkpoint.json").exists():
@@ -103,11 +106,12 @@ def train(
         if metrics.get("select", -math.inf) > best:
             best = metrics["select"]
             keep = {f"{name}.{key}": value.clone() for name, module in modules.items() for key, value in module.state_dict().items()}
-            if folder is not None:
+            if folder is not None and writes:
                 write_tensors(folder / "best.safetensors", keep)
         log.write(stage, epoch, metrics)
-        if folder is not None:
+        if folder is not None and writes:
             _save(folder, identity, modules, optimiser, history, best)
+    dist.wait()
     if best > -math.inf:
         chosen = read_tensors(folder / "best.safetensors") if folder is not None else keep
         _restore(modules, {name: torch.as_tensor(value) for name, value in chosen.items()})

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from siglum.data.draw import SceneDrawing
-from siglum.data.scene import FAMILY, MOST_GROUPS, Chance, Dice, sample_family
+from siglum.data.scene import ATTRIBUTES, EDITS, FAMILY, MOST_EDITS, MOST_GROUPS, Chance, Dice, sample_family
 from siglum.data.world import SPLITS, TASK_LABELS, TASKS, Lazy, World, target
 from siglum.types import Item, Modality, SiglumError
 
@@ -27,15 +27,22 @@ def test_families_are_distinct_valid_scenes_linked_by_their_edits(seed: int, ind
         assert 1 <= len(scene.groups) <= MOST_GROUPS
         assert len({group.shape for group in scene.groups}) == len(scene.groups)
         assert len({group.cell for group in scene.groups}) == len(scene.groups)
-    for member in range(FAMILY):
-        ways = family.ways_to(member)
-        assert ways
-        for other, edits in ways:
-            scene = family.scenes[other]
-            assert other != member and edits
-            for edit in edits:
-                scene = edit.apply(scene)
-            assert scene == family.scenes[member]
+    assert family.base not in family.scenes
+    for edits, wanted in zip(family.edits, family.scenes, strict=True):
+        scene = family.base
+        assert 1 <= len(edits) <= MOST_EDITS
+        for edit in edits:
+            assert edit.apply(scene) != scene
+            scene = edit.apply(scene)
+        assert scene == wanted
+
+
+def test_every_kind_of_edit_and_every_value_occurs() -> None:
+    families = [sample_family(0, index) for index in range(600)]
+    assert {edit.kind for family in families for edits in family.edits for edit in edits} == set(EDITS)
+    groups = [group for family in families for scene in family.scenes for group in scene.groups]
+    for name, values in ATTRIBUTES.items():
+        assert {getattr(group, name) for group in groups} == set(values)
 
 
 def test_chance_depends_on_every_part_of_its_address() -> None:
@@ -118,11 +125,11 @@ def test_queries_have_the_parts_and_the_target_of_their_task(task: str) -> None:
 
 
 @pytest.mark.parametrize("task", ["it2i", "it2t", "it2it"])
-def test_composed_queries_show_another_scene_of_the_family(task: str) -> None:
+def test_composed_queries_show_the_base_of_the_family(task: str) -> None:
     for number, query in zip(WORLD.scenes("test"), WORLD.queries("test", task), strict=True):
         assert isinstance(query.image, SceneDrawing)
         family = sample_family(WORLD.seed, number // FAMILY)
-        assert query.image.scene != WORLD.scene(number) and query.image.scene in family.scenes
+        assert query.image.scene == family.base != WORLD.scene(number)
 
 
 def test_a_query_is_never_the_stored_item() -> None:

@@ -42,7 +42,9 @@ def test_an_empty_text_is_zero_and_case_and_points_do_not_matter() -> None:
 
 
 def test_word_order_matters_a_little_and_words_matter_most() -> None:
-    rows = ENCODER.encode_texts(["a red star over a blue ring", "a blue star over a red ring", "nothing of the kind here"])
+    rows = ENCODER.encode_texts(
+        ["a red star over a blue ring", "a blue star over a red ring", "nothing of the kind here"]
+    )
     near, far = rows[0] @ rows[1], rows[0] @ rows[2]
     assert far + 0.2 < near < 0.98
 

@@ -7,12 +7,14 @@ pictures. Shapes: N objects, S pixels a side of the picture, P pixels a side of 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, cos, pi, sin
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from siglum.data.scene import SHAPES, Chance, Dice, Group, Scene
+from siglum.data.scene import Chance, Dice, Group, Scene
 
 PAINT = {
     "red": (0.83, 0.24, 0.24),
@@ -45,7 +47,7 @@ CHALK = 0.97
 WINDOW = 2.9
 """Side of an object's window in radii: the object at any turn, and its shadow."""
 
-Field = np.ndarray
+Field = NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +100,15 @@ def draw(scene: Scene, view: Chance, size: int) -> np.ndarray:
     _paint_objects(picture, objects)
     picture *= np.float32(light.exposure)
     # The difference of two bytes is a cheap, nearly bell-shaped grain.
-    bytes_2SS = view._replace(purpose=view.purpose + " grain").generator().integers(0, 256, (2, size, size), np.uint8)
+    bytes_2SS = replace(view, purpose=f"{view.purpose} grain").generator().integers(0, 256, (2, size, size), np.uint8)
     picture += ((bytes_2SS[0].astype(np.float32) - bytes_2SS[1]) * np.float32(light.grain))[..., None]
     return np.clip(picture * 255.0 + 0.5, 0.0, 255.0).astype(np.uint8)
 
 
 def _place_light(dice: Dice) -> _Light:
     angle, slope = pi * _spread(dice), 0.10 + 0.08 * _spread(dice)
-    cast = (0.045 * _spread(dice), 0.045 * _spread(dice), 0.045 * _spread(dice))
-    exposure, grain = 1.0 + 0.10 * _spread(dice), 0.020 + 0.012 * _spread(dice)
+    cast = (0.055 * _spread(dice), 0.055 * _spread(dice), 0.055 * _spread(dice))
+    exposure, grain = 1.0 + 0.14 * _spread(dice), 0.020 + 0.012 * _spread(dice)
     return _Light(cast, (slope * cos(angle), slope * sin(angle)), exposure, grain / 255.0)
 
 
@@ -117,11 +119,11 @@ def _place_objects(scene: Scene, dice: Dice) -> list[_Object]:
 
 def _place_group(group: Group, pan_x: float, pan_y: float, dice: Dice) -> list[_Object]:
     """Lay a group's objects side by side, or in a triangle, around its jittered place."""
-    x = 0.5 + 0.27 * (group.cell.column - 1) + pan_x + 0.042 * _spread(dice)
-    y = 0.5 + 0.27 * (group.cell.row - 1) + pan_y + 0.042 * _spread(dice)
-    radius = RADIUS[group.size] * SHRINK[group.count] * (1.0 + 0.18 * _spread(dice))
+    x = 0.5 + 0.27 * (group.cell.column - 1) + pan_x + 0.046 * _spread(dice)
+    y = 0.5 + 0.27 * (group.cell.row - 1) + pan_y + 0.046 * _spread(dice)
+    radius = RADIUS[group.size] * SHRINK[group.count] * (1.0 + 0.21 * _spread(dice))
     turn, around, shade = 0.20 * _spread(dice), 0.5 * _spread(dice), 1.0 + 0.10 * _spread(dice)
-    paint = tuple(shade * channel + 0.06 * _spread(dice) for channel in PAINT[group.colour])
+    paint = tuple(shade * channel + 0.07 * _spread(dice) for channel in PAINT[group.colour])
     reach, start = {1: (0.0, 0.0), 2: (1.10, 0.0), 3: (1.25, pi / 2)}[group.count]
     objects = []
     for i in range(group.count):
@@ -173,7 +175,11 @@ def _paint_objects(picture: np.ndarray, objects: list[_Object]) -> None:
         # A window may reach over the picture's rim.
         here = (slice(max(0, top), max(0, top + side - drop)), slice(max(0, left), max(0, left + side - drop)))
         window = picture[here]
-        part = (i, slice(max(0, -top), max(0, -top) + len(window)), slice(max(0, -left), max(0, -left) + window.shape[1]))
+        part = (
+            i,
+            slice(max(0, -top), max(0, -top) + len(window)),
+            slice(max(0, -left), max(0, -left) + window.shape[1]),
+        )
         window *= through[part]
         window += colour[part]
 
@@ -195,11 +201,13 @@ def _circle(u: Field, v: Field) -> Field:
 
 
 def _square(u: Field, v: Field) -> Field:
-    return np.maximum(np.abs(u), np.abs(v)) - 0.82
+    distance: Field = np.maximum(np.abs(u), np.abs(v)) - 0.82
+    return distance
 
 
 def _triangle(u: Field, v: Field) -> Field:
-    return np.maximum(0.866 * np.abs(u) - 0.5 * (v - 0.15), v - 0.15) - 0.60
+    distance: Field = np.maximum(0.866 * np.abs(u) - 0.5 * (v - 0.15), v - 0.15) - 0.60
+    return distance
 
 
 def _star(u: Field, v: Field) -> Field:
@@ -219,7 +227,8 @@ def _ring(u: Field, v: Field) -> Field:
 
 def _cross(u: Field, v: Field) -> Field:
     a, b = np.abs(u), np.abs(v)
-    return np.minimum(np.maximum(a - 0.32, b - 0.98), np.maximum(a - 0.98, b - 0.32))
+    distance: Field = np.minimum(np.maximum(a - 0.32, b - 0.98), np.maximum(a - 0.98, b - 0.32))
+    return distance
 
 
 def _heart(u: Field, v: Field) -> Field:
@@ -228,11 +237,13 @@ def _heart(u: Field, v: Field) -> Field:
     half = 0.56
     box = np.maximum(np.abs(a), np.abs(b)) - half
     discs = np.minimum(np.hypot(a - half, b), np.hypot(a, b - half)) - half
-    return np.minimum(box, discs)
+    distance: Field = np.minimum(box, discs)
+    return distance
 
 
 def _moon(u: Field, v: Field) -> Field:
-    return np.maximum(np.hypot(u, v) - 0.98, 0.70 - np.hypot(u - 0.46, v + 0.12))
+    distance: Field = np.maximum(np.hypot(u, v) - 0.98, 0.70 - np.hypot(u - 0.46, v + 0.12))
+    return distance
 
 
 OUTLINES: dict[str, Callable[[Field, Field], Field]] = {

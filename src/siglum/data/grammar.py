@@ -98,9 +98,9 @@ INSTRUCTIONS: dict[str, tuple[str, ...]] = {
 }
 """What is wanted, in words, by task; the wording tells the wanted modality."""
 
-ITEM_DETAIL = 0.92
+ITEM_DETAIL = 0.90
 """How likely a text of the collection is to mention an attribute."""
-QUERY_DETAIL = 0.85
+QUERY_DETAIL = 0.80
 """How likely a query is to mention an attribute."""
 
 
@@ -112,7 +112,9 @@ def caption(scene: Scene, dice: Dice, detail: float) -> str:
     True
     """
     order = dice.shuffled(scene.groups)
-    phrases = [_noun_phrase(group, dice, detail) + _place(group, order[:i], dice, detail) for i, group in enumerate(order)]
+    phrases = [
+        _noun_phrase(group, dice, detail) + _place(group, order[:i], dice, detail) for i, group in enumerate(order)
+    ]
     body = _join(phrases)
     lead = dice.pick(("", "", "a picture of ", "we see ", "this shows "))
     if not dice.flip(detail):
@@ -139,9 +141,14 @@ def instruction(task: str, dice: Dice) -> str:
 
 def _request(edit: Edit, dice: Dice) -> str:
     before, after = edit.before, edit.after
+    forms: tuple[str, ...]
     if isinstance(after, str):
         tone, ground = dice.pick(BACKGROUND_WORDS[after]), dice.pick(GROUND_WORDS)
-        forms = (f"make the {ground} {tone}", f"put it on {_article(tone)} {tone} {ground}", f"use a {ground} in {tone}")
+        forms = (
+            f"make the {ground} {tone}",
+            f"put it on {_article(tone)} {tone} {ground}",
+            f"use a {ground} in {tone}",
+        )
     elif isinstance(after, Group) and before is None:
         thing = f"{_noun_phrase(after, dice, 1.0)} {_cell_words(after.cell, dice)}"
         forms = (f"add {thing}", f"put in {thing}", f"draw {thing} as well")
@@ -151,7 +158,9 @@ def _request(edit: Edit, dice: Dice) -> str:
     elif isinstance(before, Group) and isinstance(after, Group):
         forms = _change_forms(edit.kind, before, after, dice)
     else:
-        raise SiglumError(f"an edit of kind {edit.kind!r} needs groups or backgrounds, but has {before!r} and {after!r}.")
+        raise SiglumError(
+            f"an edit of kind {edit.kind!r} needs groups or backgrounds, but has {before!r} and {after!r}."
+        )
     return dice.pick(forms)
 
 
@@ -167,7 +176,7 @@ def _change_forms(kind: str, before: Group, after: Group, dice: Dice) -> tuple[s
         if after.count == 1:
             return (f"keep only one of {it}", f"leave a single {dice.pick(SHAPE_WORDS[after.shape])}")
         number, shapes = dice.pick(COUNT_WORDS[after.count]), _shape_word(after, dice)
-        return (f"make it {number} {shapes}", f"have {number} {shapes}", f"draw {number} {shapes}")
+        return (f"make it {number} {shapes}", f"have {number} {shapes}", f"draw {number} {shapes} instead")
     if kind == "shape":
         word = dice.pick(SHAPE_WORDS[after.shape])
         into = _plural(word) if plural else f"{_article(word)} {word}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, reduce
+from functools import lru_cache
 from typing import NamedTuple, TypeVar
 from zlib import crc32
 
@@ -24,7 +24,7 @@ BACKGROUNDS = ("cream", "sky", "mint", "lilac", "sand", "night")
 FAMILY = 4
 """Scenes in a family."""
 MOST_GROUPS = 3
-FRESH = 0.85
+FRESH = 0.75
 """How likely a scene is one edit from the base; else it is one edit from another scene of the family."""
 MOST_EDITS = 2
 """Edits between a base and a scene."""
@@ -32,7 +32,8 @@ MOST_EDITS = 2
 T = TypeVar("T")
 
 
-class Chance(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Chance:
     """The address of one stream of random numbers: equal addresses give equal numbers, on any machine."""
 
     seed: int
@@ -55,6 +56,7 @@ class Dice:
     """
 
     def __init__(self, chance: Chance) -> None:
+        """Start at the beginning of the stream."""
         self._generator = chance.generator()
         self._block: list[float] = []
 
@@ -121,8 +123,8 @@ ATTRIBUTES: dict[str, Sequence[object]] = {
     "shape": SHAPES,
     "cell": CELLS,
 }
-EDITS = ("remove", "swap", *ATTRIBUTES, "background", "add")
-LOTS = (*EDITS, "add", "add", "add", "add", "swap", "background", "count", "texture")
+EDITS = (*ATTRIBUTES, "swap", "background", "add", "remove")
+LOTS = (*EDITS, "add", "add", "add", "add", "swap", "background", "size", "texture")
 """Edits of whole groups and backgrounds are drawn more often than those of one attribute."""
 
 
@@ -151,7 +153,12 @@ def sample_group(dice: Dice, taken: Sequence[Group]) -> Group:
     shapes = [shape for shape in SHAPES if shape not in {group.shape for group in taken}]
     cells = [cell for cell in CELLS if cell not in {group.cell for group in taken}]
     return Group(
-        dice.pick(shapes), dice.pick(COLOURS), dice.pick(SIZES), dice.pick(TEXTURES), dice.pick(COUNTS), dice.pick(cells)
+        dice.pick(shapes),
+        dice.pick(COLOURS),
+        dice.pick(SIZES),
+        dice.pick(TEXTURES),
+        dice.pick(COUNTS),
+        dice.pick(cells),
     )
 
 
@@ -163,19 +170,10 @@ def sample_scene(dice: Dice) -> Scene:
     return Scene.of(dice.pick(BACKGROUNDS), groups)
 
 
-def sample_edits(scene: Scene, dice: Dice, count: int) -> tuple[Edit, ...]:
-    """Draw `count` edits to be applied in turn, each of another kind, in the order of `EDITS`."""
-    unfit = "add" if len(scene.groups) == MOST_GROUPS else "remove"
-    kinds = list(dict.fromkeys(kind for kind in dice.shuffled(LOTS) if kind != unfit))[:count]
-    edits = []
-    for kind in sorted(kinds, key=EDITS.index):
-        edits.append(_sample_edit(kind, scene, dice))
-        scene = edits[-1].apply(scene)
-    return tuple(edits)
-
-
-def _sample_edit(kind: str, scene: Scene, dice: Dice) -> Edit:
-    """Draw an edit of this kind that changes `scene` and keeps it a scene."""
+def sample_edit(scene: Scene, dice: Dice) -> Edit:
+    """Draw an edit that changes `scene` and keeps it a scene."""
+    unfit = {MOST_GROUPS: "add", 1: "remove"}.get(len(scene.groups))
+    kind = dice.pick([lot for lot in LOTS if lot != unfit])
     if kind == "background":
         return Edit(kind, scene.background, dice.pick([name for name in BACKGROUNDS if name != scene.background]))
     if kind == "add":
@@ -205,21 +203,21 @@ class Family:
 def sample_family(seed: int, index: int) -> Family:
     """Return family `index` of the world with this seed; its scenes, the base included, are all different.
 
-    A scene is the base after some edits of its own, or an earlier scene after one edit more: a near-duplicate.
+    Most are one edit from the base, and so two from one another; the others are one edit from an earlier scene.
     """
     dice = Dice(Chance(seed, "family", index))
     base = sample_scene(dice)
     scenes: list[Scene] = []
     edits: list[tuple[Edit, ...]] = []
+    path: tuple[Edit, ...]
     while len(scenes) < FAMILY:
         start, path = base, ()
-        fresh = not scenes or dice.flip(FRESH)
-        if not fresh:
+        if scenes and not dice.flip(FRESH):
             twin = dice.pick(range(len(scenes)))
             start, path = scenes[twin], edits[twin]
-        steps = sample_edits(start, dice, dice.pick(EDITS_AT_ONCE) if fresh else 1)
-        scene = reduce(lambda current, edit: edit.apply(current), steps, start)
-        if len(path + steps) <= MOST_EDITS and scene not in (base, *scenes):
+        edit = sample_edit(start, dice)
+        scene = edit.apply(start)
+        if len(path) < MOST_EDITS and scene not in (base, *scenes):
             scenes.append(scene)
-            edits.append(path + steps)
+            edits.append((*path, edit))
     return Family(base, tuple(scenes), tuple(edits))

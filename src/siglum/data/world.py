@@ -44,6 +44,7 @@ class Lazy(Sequence[T], Generic[T]):
     make: Callable[[int], T]
 
     def __len__(self) -> int:
+        """Return the number of members."""
         return self.length
 
     @overload
@@ -53,6 +54,7 @@ class Lazy(Sequence[T], Generic[T]):
     def __getitem__(self, index: slice) -> list[T]: ...
 
     def __getitem__(self, index: int | slice) -> T | list[T]:
+        """Make one member, or a list of those in a slice."""
         if isinstance(index, slice):
             return [self.make(i) for i in range(*index.indices(self.length))]
         if not -self.length <= index < self.length:
@@ -60,6 +62,7 @@ class Lazy(Sequence[T], Generic[T]):
         return self.make(index % self.length)
 
     def __iter__(self) -> Iterator[T]:
+        """Make the members in turn."""
         return (self.make(i) for i in range(self.length))
 
 
@@ -90,6 +93,7 @@ class World:
     seed: int
 
     def __init__(self, items: int, seed: int = 0) -> None:
+        """Lay out a world; nothing is made yet."""
         if not LEAST_ITEMS <= items <= MOST_ITEMS:
             raise SiglumError(f"a world has {LEAST_ITEMS:,} to {MOST_ITEMS:,} items, but {items:,} were asked for.")
         if not 0 <= seed < 2**63:

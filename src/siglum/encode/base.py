@@ -36,7 +36,7 @@ class Encoder(Protocol):
         """Return one float32 row a text, (N, Dt)."""
         ...
 
-    def encode_images(self, pictures: Sequence[np.ndarray]) -> np.ndarray:
+    def encode_images(self, pictures: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
         """Return one float32 row a picture, (N, Di), from uint8 pixels (height, width, 3) of any size."""
         ...
 

@@ -1,7 +1,8 @@
 """The built-in encoder: hashed words and plain picture statistics, without a download.
 
 It stands in for a pretrained encoder where none can be fetched; it is no competitor to one. Texts become signed
-hashed word n-grams, pictures become patch means, contrasts, edge directions and colours. Shapes: N inputs, S pixels a side.
+hashed word n-grams, pictures become patch means, contrasts, edge directions and colours. Shapes: N inputs, S pixels
+a side.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class BuiltinEncoder:
     image_dim = 3 + 3 * PATCHES**2 + CONTRAST_CELLS**2 + DIRECTIONS * EDGE_CELLS**2 + (HUES + 2) * COLOUR_CELLS**2
 
     def __init__(self) -> None:
+        """Start with an empty cache of word hashes."""
         self._words: dict[str, int] = {}
 
     def fingerprint(self) -> str:
@@ -73,7 +75,7 @@ class BuiltinEncoder:
             found.append(self._words[word])
         return found
 
-    def encode_images(self, pictures: Sequence[np.ndarray]) -> np.ndarray:
+    def encode_images(self, pictures: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
         """Return statistics of uint8 pictures (height, width, 3), float32 (N, Di); other sizes are resampled first."""
         features = np.zeros((len(pictures), self.image_dim), np.float32)
         for start in range(0, len(pictures), CHUNK):
@@ -91,7 +93,8 @@ def _mix(hashes: np.ndarray) -> np.ndarray:
 
 def _unit_rows(rows: np.ndarray) -> np.ndarray:
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    return (rows / np.maximum(norms, 1e-12)).astype(np.float32)
+    unit: np.ndarray = (rows / np.maximum(norms, 1e-12)).astype(np.float32)
+    return unit
 
 
 def _resample(picture: np.ndarray, size: int) -> np.ndarray:
@@ -111,7 +114,8 @@ def _box_weights(old: int, new: int) -> np.ndarray:
     edges_new, edges_old = np.arange(new + 1) * (old / new), np.arange(old + 1)
     ends = np.minimum(edges_new[1:, None], edges_old[None, 1:])
     starts = np.maximum(edges_new[:-1, None], edges_old[None, :-1])
-    return (np.clip(ends - starts, 0.0, None) * (new / old)).astype(np.float32)
+    weights: np.ndarray = (np.clip(ends - starts, 0.0, None) * (new / old)).astype(np.float32)
+    return weights
 
 
 def _describe(pictures: np.ndarray) -> np.ndarray:
@@ -120,8 +124,9 @@ def _describe(pictures: np.ndarray) -> np.ndarray:
     ground_N3 = np.median(planes_N3SS[:, :, ::3, ::3].reshape(len(pictures), 3, -1), axis=2)
     shifted = planes_N3SS - ground_N3[:, :, None, None]
     contrast = np.sqrt((shifted * shifted).sum(axis=1))
-    parts = [2.0 * ground_N3 - 1.0, 2.0 * _pool(shifted, PATCHES), _pool(contrast, CONTRAST_CELLS)]
-    parts += [_edges(planes_N3SS.mean(axis=1)), _colours(shifted)]
+    # Fixed weights that give every part a like say and a row about the length of a text's.
+    parts = [1.5 * (ground_N3 - 0.8), 1.3 * _pool(shifted, PATCHES), 0.3 * _pool(contrast, CONTRAST_CELLS)]
+    parts += [1.2 * _edges(planes_N3SS.mean(axis=1)), 0.75 * _colours(shifted)]
     return np.concatenate([part.reshape(len(pictures), -1) for part in parts], axis=1)
 
 
@@ -144,7 +149,7 @@ def _edges(grey_NSS: np.ndarray) -> np.ndarray:
 
 
 def _colours(shifted: np.ndarray) -> np.ndarray:
-    """Return how far each cell leaves the background, by hue and towards light and dark, (N, HUES + 2, cells, cells)."""
+    """Return how far each cell leaves the background, by hue and to light and dark, (N, HUES + 2, cells, cells)."""
     red, green, blue = shifted[:, 0], shifted[:, 1], shifted[:, 2]
     hues = _steer(red - 0.5 * (green + blue), 0.866 * (green - blue), HUES, 2.0 * np.pi)
     tone = (red + green + blue) / np.float32(3.0)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from siglum import dist
 from siglum.config import FusionConfig, config_fingerprint
+from siglum.files import fingerprint
 from siglum.fuse.modules import Fusion, build_fusion
 from siglum.log import Log, progress
 from siglum.loop import Metrics, adam, batches, cosine_lr, num_batches, seed_of, set_lr, train
@@ -64,14 +65,17 @@ def embed(fusion: Fusion, features: Features | DeviceFeatures, device: str, batc
 
 
 def best_ranks(query_QD: Tensor, pool_MD: Tensor, positives: list[np.ndarray], chunk: int = 256) -> Tensor:
-    """Return the rank (from 1) of the best positive of every query under the inner product; ties count against it."""
+    """Return the rank (from 1) of the best positive of every query under the inner product; ties count against it.
+
+    Vectors that are not numbers give rank 0, hence an infinite reciprocal rank, which training refuses.
+    """
     ranks = []
     for start in range(0, len(query_QD), chunk):
         scores = query_QD[start : start + chunk] @ pool_MD.T
         for row, places in zip(scores, positives[start : start + chunk], strict=True):
             best = row[torch.as_tensor(places, device=row.device)].max()
             ranks.append((row >= best).sum())
-    return torch.stack(ranks).clamp(min=1).cpu()
+    return torch.stack(ranks).cpu()
 
 
 def pool_places(task: Task) -> list[np.ndarray]:
@@ -97,7 +101,7 @@ def init_module(build: nn.Module, seed: int) -> None:
     """Draw all linear layers anew from one seed (Kaiming uniform, as torch does by default)."""
     torch.manual_seed(seed_of(seed, "init"))
     for module in build.modules():
-        if isinstance(module, nn.Linear):
+        if isinstance(module, nn.Linear) and module.weight.numel():
             module.reset_parameters()
 
 
@@ -106,8 +110,8 @@ def new_fusion(vectors: Vectors, config: FusionConfig, seed: int, device: str) -
     fusion = build_fusion(config, vectors.items.image.shape[1], vectors.items.text.shape[1])
     init_module(fusion, seed)
     if config.standardise:
-        rows = np.unique(vectors.pair_item)
-        both = [np.concatenate([getattr(vectors.items, part)[rows], getattr(vectors.queries, part)]) for part in ("image", "text", "has_image", "has_text")]
+        x, q = np.unique(vectors.pair_item), np.unique(vectors.pair_query)
+        both = [np.concatenate([getattr(vectors.items, part)[x], getattr(vectors.queries, part)[q]]) for part in ("image", "text", "has_image", "has_text")]
         image, text, has_image, has_text = (torch.as_tensor(part) for part in both)
         fusion.standardise(image, text, has_image.bool(), has_text.bool())
     return fusion.to(device)
@@ -127,6 +131,8 @@ def fit_fusion(
     fusion = new_fusion(vectors, config, seed, device)
     if config.epochs == 0 or not any(True for _ in fusion.parameters()):
         return fusion.eval(), []
+    if len(vectors.pair_query) == 0:
+        raise SiglumError("there are no training pairs: give queries of split train with positives.")
     items, queries = DeviceFeatures(vectors.items, device), DeviceFeatures(vectors.queries, device)
     pair_q, pair_x = torch.as_tensor(vectors.pair_query).long(), torch.as_tensor(vectors.pair_item).long()
     optimiser = adam([(fusion, 1.0, config.weight_decay)])
@@ -140,16 +146,18 @@ def fit_fusion(
         work = batches(len(pair_q), config.batch_size, generator)
         for step, rows in enumerate(progress(work, f"fusion: epoch {epoch + 1}/{config.epochs}", total=steps)):
             set_lr(optimiser, cosine_lr(config.lr, 0.1, 0.0, epoch * steps + step, config.epochs * steps))
+            rows = dist.share(rows)
             loss = contrastive_loss(fusion(*queries[pair_q[rows]]), fusion(*items[pair_x[rows]]), pair_x[rows].to(device), config.temperature)
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
+            dist.average_gradients(list(fusion.parameters()))
             optimiser.step()
             total += loss.detach()
-        metrics: Metrics = {"loss_cl": float(total) / steps}
+        metrics: Metrics = {"loss_cl": float(dist.sum_over_processes(total)) / steps / dist.world()}
         if validation:
             metrics["select"] = metrics["val_mrr"] = dense_mrr(embed(fusion, queries, device), embed(fusion, items, device), validation)
         return metrics
 
-    identity = config_fingerprint(config) + f"-{seed}-{len(pair_q)}"
+    identity = f"{config_fingerprint(config)}-{seed}-{fingerprint(pair_q, pair_x)}"
     history = train("fusion", config.epochs, run_epoch, modules={"fusion": fusion}, optimiser=optimiser, seed=seed, folder=folder, resume=resume, identity=identity, log=log)
     return fusion.eval(), history

@@ -5,6 +5,8 @@ Shapes: N rows, Di image features, Dt text features, D fused size.
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -42,8 +44,8 @@ class Fusion(nn.Module):
     def forward(self, image_ND: Tensor, text_ND: Tensor, has_image_N: Tensor, has_text_N: Tensor) -> Tensor:
         """Return unit vectors (N, D)."""
         mask_i, mask_t = has_image_N[:, None].float(), has_text_N[:, None].float()
-        image = (image_ND.float() - self.image_shift) * self.image_scale * mask_i
-        text = (text_ND.float() - self.text_shift) * self.text_scale * mask_t
+        image = ((image_ND.float() - self.image_shift) * self.image_scale).masked_fill(mask_i == 0, 0.0)
+        text = ((text_ND.float() - self.text_shift) * self.text_scale).masked_fill(mask_t == 0, 0.0)
         return F.normalize(self.mix(image, text, mask_i, mask_t), dim=-1)
 
     def mix(self, image: Tensor, text: Tensor, mask_i: Tensor, mask_t: Tensor) -> Tensor:
@@ -129,6 +131,10 @@ class NoFusion(Fusion):
 def build_fusion(config: FusionConfig, image_dim: int, text_dim: int) -> Fusion:
     """Return the fusion module named by the config."""
     kinds = {"combiner": Combiner, "gated": GatedSum, "sum": Sum, "none": NoFusion}
-    fusion = kinds[one_of("fusion.kind", config.kind, kinds)](config, image_dim, text_dim)
+    kind = kinds[one_of("fusion.kind", config.kind, kinds)]
+    with warnings.catch_warnings():
+        # A collection without pictures (or texts) has features of size 0, which torch finds worth a warning.
+        warnings.filterwarnings("ignore", "Initializing zero-element tensors")
+        fusion = kind(config, image_dim, text_dim)
     fusion.config = config
     return fusion

@@ -42,14 +42,13 @@ def straight_through(partial_NTD: Tensor, vector_ND: Tensor) -> Tensor:
 def candidates(teacher_QN: Tensor, positive_Q: Tensor, repeat_N: Tensor, top_k: int, keep_positive: bool) -> Tensor:
     """Return the top-k in-batch candidates of every query (Q, K), best teacher score first.
 
-    `repeat_N` marks targets that already stand earlier in the batch; they are left out. With `keep_positive`
-    the query's own target is always among the candidates.
+    `repeat_N` marks targets that already stand earlier in the batch; they are left out (they come last, if k
+    exceeds the distinct targets). With `keep_positive` the query's own target is always among the candidates.
     """
-    score = teacher_QN.masked_fill(repeat_N[None, :], -torch.inf)
-    if keep_positive:
-        score = score.scatter(1, positive_Q[:, None], torch.inf)
-    pick = score.topk(min(top_k, score.shape[1]), dim=1).indices
-    order = teacher_QN.gather(1, pick).argsort(dim=1, descending=True, stable=True)
+    own = torch.zeros_like(teacher_QN, dtype=torch.bool).scatter(1, positive_Q[:, None], keep_positive)
+    score = teacher_QN.masked_fill(repeat_N[None, :] & ~own, -torch.inf)
+    pick = score.masked_fill(own, torch.inf).topk(min(top_k, score.shape[1]), dim=1).indices
+    order = score.gather(1, pick).argsort(dim=1, descending=True, stable=True)
     return pick.gather(1, order)
 
 
@@ -99,7 +98,9 @@ def prefix_ranking_loss(
         teacher = query_QD @ target_ND.T
         pick = candidates(teacher, positive_Q, repeat_N, config.top_k, config.rank_keep_positive)
         teacher = teacher.gather(1, pick)
-        real = ~repeat_N[pick] | (pick == positive_Q[:, None])
+        real = ~repeat_N[pick]
+        if config.rank_keep_positive:
+            real |= pick == positive_Q[:, None]
     query = query_QD if config.rank_student_gradient else query_QD.detach()
     losses = []
     for level in range(first, codes_NT.shape[1]):
@@ -109,7 +110,7 @@ def prefix_ranking_loss(
         student = (query @ partial.T).gather(1, pick)
         keep = real
         if config.rank_form == "prefixes":
-            keep = first_of_prefix(prefix_numbers(codes_NT, level + 1)[pick])
+            keep = real & first_of_prefix(prefix_numbers(codes_NT, level + 1)[pick])
         losses.append(listwise_kl(teacher, student, keep, config.temperature).mean())
     loss = torch.stack(losses).mean()
     return loss * config.temperature**2 if config.rank_scale_tau2 else loss

@@ -29,6 +29,8 @@ class ResidualQuantizer(nn.Module):
         super().__init__()
         one_of("tokenizer.update", config.update, ("ema", "grad", "hybrid"))
         one_of("tokenizer.modality", config.modality, ("metadata", "learned", "none"))
+        if config.modality == "learned" and not config.modality_vector:
+            raise SiglumError("modality learned takes the nearest codeword, so it needs modality_vector; turn that on.")
         self.config = config
         self.dim = dim
         self.sizes: tuple[int, ...] = (() if config.modality == "none" else (NUM_MODALITIES,)) + tuple(config.vocab)

@@ -22,7 +22,7 @@ def tiers(levels: int, sizes: Sequence[int]) -> tuple[int, ...]:
     edge = max(1, levels // 4)
     first, last = min(edge, levels), min(edge, max(0, levels - edge))
     middle = levels - first - last
-    return (sizes[0],) * first + (sizes[1],) * middle + (sizes[2],) * last
+    return custom((sizes[0],) * first + (sizes[1],) * middle + (sizes[2],) * last)
 
 
 def ascending(levels: int, sizes: Sequence[int] = PAPER_SIZES) -> tuple[int, ...]:

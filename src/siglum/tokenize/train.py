@@ -63,20 +63,20 @@ def tokenizer_losses(
     if config.rank_weight > 0:
         all_x, all_codes, all_id = dist.gather(target_PD), dist.gather(codes[number:]), dist.gather(target_id_P)
         partial = chosen[number:].cumsum(1) if dist.world() == 1 else quantizer.partial_sums(all_codes)
-        own = torch.arange(number, device=query_PD.device) + dist.rank() * number
+        place = _first_places(all_id)
+        repeat = place != torch.arange(len(place), device=place.device)
+        positive = place[dist.rank() * number :][:number]
         losses["rank"] = prefix_ranking_loss(
-            query_PD, all_x, straight_through(partial, all_x), all_codes, own, _repeats(all_id), config, quantizer.first
+            query_PD, all_x, straight_through(partial, all_x), all_codes, positive, repeat, config, quantizer.first
         )
     return losses, residuals, codes
 
 
-def _repeats(target_id_N: Tensor) -> Tensor:
-    """Mark targets that already stand earlier in the batch."""
-    order = target_id_N.argsort(stable=True)
-    ordered = target_id_N[order]
-    repeat = torch.zeros_like(target_id_N, dtype=torch.bool)
-    repeat[order[1:]] = ordered[1:] == ordered[:-1]
-    return repeat
+def _first_places(target_id_N: Tensor) -> Tensor:
+    """Return for every target where it stands first in the batch: a repeated target is one candidate, not two."""
+    number = torch.unique(target_id_N, return_inverse=True)[1]
+    place = torch.arange(len(number), device=number.device)
+    return torch.full_like(place, len(place)).scatter_reduce(0, number, place, "amin")[number]
 
 
 def total_loss(losses: dict[str, Tensor], config: TokenizerConfig, ramp: float) -> Tensor:
@@ -98,7 +98,8 @@ def fit_tokenizer(
 ) -> Tokenizer:
     """Train codebooks (and the fusion module, if `train_fusion`) from the given fusion module on."""
     run = _Run(vectors, fusion.to(device), config, seed, device)
-    identity = "-".join([config_fingerprint(config), config_fingerprint(fusion.config), str(seed), str(len(vectors.pair_query))])
+    start = fingerprint(*fusion.state_dict().values(), run.pair_q, run.pair_x)
+    identity = "-".join([config_fingerprint(config), config_fingerprint(fusion.config), str(seed), start])
     modules = {"fusion": run.fusion, "quantizer": run.quantizer}
     history = train(
         "tokenizer",
@@ -137,8 +138,9 @@ class _Run:
         groups: list[tuple[torch.nn.Module | list[torch.nn.Parameter], float, float]] = [(list(self.quantizer.codebooks), 1.0, 0.0)]
         if learns:
             groups.append((fusion, config.fusion_lr_scale, config.weight_decay))
-        self.optimiser = adam(groups)
-        self.parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
+        learned = [*self.quantizer.codebooks, *(fusion.parameters() if learns else ())]
+        self.parameters = [parameter for parameter in learned if parameter.requires_grad]
+        self.optimiser = adam(groups) if self.parameters else None
         self.steps = num_batches(len(self.pair_q), config.batch_size)
 
     def _initialise(self) -> None:
@@ -170,6 +172,8 @@ class _Run:
                 sums[name] = sums.get(name, torch.zeros((), device=self.device)) + value.detach()
             for level, seen in enumerate(used):
                 seen[codes[:, level]] = True
+        sums = {name: dist.sum_over_processes(value) / dist.world() for name, value in sums.items()}
+        used = [dist.sum_over_processes(seen.float()) > 0 for seen in used]
         metrics: Metrics = {f"loss_{name}": float(value) / self.steps for name, value in sums.items()}
         metrics["usage"] = [round(float(seen.float().mean()), 4) for seen in used]
         metrics["revived"] = revived
@@ -178,17 +182,19 @@ class _Run:
     def _step(self, rows: Tensor, step: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor, int]:
         config = self.config
         total_steps = config.epochs * self.steps
-        set_lr(self.optimiser, cosine_lr(config.lr, 0.1, 0.0, step, total_steps))
         query, target = self._vectors(self.pair_q[rows], self.pair_x[rows])
         target_id = self.pair_x[rows].to(self.device)
         losses, residuals, codes = tokenizer_losses(self.quantizer, query, target, target_id, self.modality[target_id], self.fusion.config.temperature)
         ramp = min(1.0, (step + 1) / max(1.0, config.warmup * total_steps))
-        if self.parameters:
+        if self.optimiser is not None:
+            set_lr(self.optimiser, cosine_lr(config.lr, 0.1, 0.0, step, total_steps))
             self.optimiser.zero_grad(set_to_none=True)
             total_loss(losses, config, ramp).backward()
             dist.average_gradients(self.parameters)
             self.optimiser.step()
-        keep = slice(len(query), None) if config.statistics == "targets" else slice(None)
+        # Pair by pair, so that the rows of several processes join in the order in which one process has them.
+        pairs = torch.arange(2 * len(query), device=self.device).view(2, -1).T
+        keep = pairs[:, 1] if config.statistics == "targets" else pairs.flatten()
         self.quantizer.follow_gradient()
         revived = self.quantizer.fit_step([r[keep].detach() for r in residuals], codes[keep], generator)
         self._forget(revived)
@@ -196,6 +202,8 @@ class _Run:
 
     def _forget(self, revived: list[tuple[int, Tensor]]) -> None:
         """Clear the optimiser's memory of revived codewords: it belongs to the dead ones."""
+        if self.optimiser is None:
+            return
         for level, dead in revived:
             for slot in self.optimiser.state.get(self.quantizer.codebooks[level], {}).values():
                 if torch.is_tensor(slot) and slot.ndim == 2:

@@ -1,0 +1,72 @@
+"""`siglum demo`: the whole pipeline on the carried world, GENIUS beside PRO."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from siglum.cli.common import check_device, say
+
+
+@dataclass(kw_only=True)
+class Command:
+    """Draw the carried world, train GENIUS and PRO on it, and see which of them keeps its targets in the beam.
+
+    Writes OUT (the PRO run), OUT/baselines/genius, OUT/6-report/report.json and report.html.
+
+    Examples:
+      siglum demo
+      siglum demo --scale tiny --out runs/tiny --json
+    """
+
+    out: Path = Path("runs/demo")
+    """The run folder."""
+    scale: str = "demo"
+    """tiny (under a minute), demo (minutes) or small."""
+    seed: int = 0
+    """Seed of the world and of training."""
+    device: str = "cpu"
+    """cpu, cuda or mps."""
+    resume: bool = False
+    """Keep finished stages and continue a killed one."""
+    json: bool = False
+    """Print one JSON document on stdout."""
+
+
+def run(command: Command) -> dict[str, Any]:
+    """Run the demo and show what came of it."""
+    from siglum.cli.tables import results_table
+    from siglum.demo import run_demo
+
+    begun = time.perf_counter()
+    report = run_demo(command.out, scale=command.scale, seed=command.seed, device=check_device(command.device), resume=command.resume, say=say)
+    if not command.json:
+        results_table(report["tasks"], ["dense", "scan", "geometry", "genius", "pro"], "Own pools: Success@1/5/10 in per cent (M-BEIR says Recall@k)")
+        results_table(report["union"], ["dense", "scan", "geometry", "genius", "pro"], "\\nUnion pool of all tasks")
+        _survival(report)
+        gap = report["gap"]
+        say(f"PRO beats GENIUS on {gap['tasks_won']} of {gap['tasks']} tasks and closes {100 * gap['closed']:.0f} % of its gap to dense search.")
+        say(f"Report: {command.out / '6-report' / 'report.html'}   ({time.perf_counter() - begun:.0f} s)")
+    return report
+
+
+def _survival(report: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    names = {"genius": "GENIUS", "pro_without_pd": "PRO, PD off", "pro": "PRO"}
+    levels = len(report["survival"]["pro"])
+    for title, key, first in (
+        (f"Token survival under the quantised oracle, beam {report['settings']['beam']}, per level", "survival", 1),
+        ("Targets still in the real beam after each level", "beam_survival", 0),
+    ):
+        table = Table(title="\\n" + title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+        table.add_column("%")
+        for level in range(levels):
+            table.add_column(str(level + 1), justify="right")
+        for system, label in names.items():
+            if system in report[key]:
+                table.add_row(label, *[f"{100 * share:.0f}" for share in report[key][system][1 - first :]])
+        Console(width=100).print(table)
