@@ -93,8 +93,15 @@ class ResidualQuantizer(nn.Module):
         return self.codewords(codes_NT).sum(1)
 
     @torch.no_grad()
-    def initialise(self, vector_ND: Tensor, modality_N: Tensor | None, generator: torch.Generator) -> None:
-        """K-means level by level on the residuals of up to `kmeans_per_code` vectors a codeword."""
+    def initialise(
+        self, vector_ND: Tensor, modality_N: Tensor | None, generator: torch.Generator, vectors_a_step: int | None = None
+    ) -> None:
+        """K-means level by level on the residuals of up to `kmeans_per_code` vectors a codeword.
+
+        EMA counts start where they will settle, at each code's share of the vectors of a step (by default, of all
+        vectors given); with less weight the first batches would wash the k-means start away.
+        """
+        weight = 1.0 if vectors_a_step is None else vectors_a_step / len(vector_ND)
         residual = vector_ND.float()
         for level, size in enumerate(self.sizes):
             book = self.codebooks[level]
@@ -106,7 +113,7 @@ class ResidualQuantizer(nn.Module):
                 book.copy_(kmeans(residual[pick], size, self.config.kmeans_iters, generator))
                 label = nearest(residual, book)
             fair = torch.bincount(label, minlength=size).float()
-            self._count(level).copy_(fair.clamp(min=1) / max(1.0, float(fair.mean())))
+            self._count(level).copy_(fair.clamp(min=1) * weight)
             self._total(level).copy_(book * self._count(level)[:, None])
             residual = residual - book[label]
 

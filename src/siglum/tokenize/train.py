@@ -63,11 +63,13 @@ def tokenizer_losses(
     if config.rank_weight > 0:
         all_x, all_codes, all_id = dist.gather(target_PD), dist.gather(codes[number:]), dist.gather(target_id_P)
         partial = chosen[number:].cumsum(1) if dist.world() == 1 else quantizer.partial_sums(all_codes)
+        if config.rank_straight_through:
+            partial = straight_through(partial, all_x)
         place = _first_places(all_id)
         repeat = place != torch.arange(len(place), device=place.device)
         positive = place[dist.rank() * number :][:number]
         losses["rank"] = prefix_ranking_loss(
-            query_PD, all_x, straight_through(partial, all_x), all_codes, positive, repeat, config, quantizer.first
+            query_PD, all_x, partial, all_codes, positive, repeat, config, quantizer.first
         )
     return losses, residuals, codes
 
@@ -150,7 +152,8 @@ class _Run:
         vectors, kinds = item[rows], self.modality[rows]
         if self.config.statistics == "both":
             vectors, kinds = torch.cat([vectors, query[self.pair_q]]), torch.cat([kinds, self.modality[self.pair_x]])
-        self.quantizer.initialise(vectors, kinds, generator)
+        a_step = self.config.batch_size * (2 if self.config.statistics == "both" else 1)
+        self.quantizer.initialise(vectors, kinds, generator, a_step)
 
     def _vectors(self, query_rows: Tensor, item_rows: Tensor) -> tuple[Tensor, Tensor]:
         if self.fixed is not None:
