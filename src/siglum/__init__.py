@@ -28,7 +28,19 @@ _HOME = {
     "Query": "siglum.types",
     "SiglumError": "siglum.types",
 }
-__all__ = ["Features", "Hit", "Item", "Modality", "Query", "Retriever", "RunConfig", "SiglumError", "features", "fit", "recipe"]
+__all__ = [
+    "Features",
+    "Hit",
+    "Item",
+    "Modality",
+    "Query",
+    "Retriever",
+    "RunConfig",
+    "SiglumError",
+    "features",
+    "fit",
+    "recipe",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -52,7 +52,9 @@ def fit(
     for row, found in enumerate(positives):
         rows = [int(found)] if np.ndim(found) == 0 else [int(p) for p in found]  # type: ignore[arg-type, union-attr]
         if not rows or min(rows) < 0 or max(rows) >= len(item_features):
-            raise SiglumError(f"positives of query {row} are {rows}, but must be rows of the {len(item_features)} items.")
+            raise SiglumError(
+                f"positives of query {row} are {rows}, but must be rows of the {len(item_features)} items."
+            )
         about.append(("val" if held_out[row] else "train", "", [item_features.ids[p] for p in rows]))
     vectors = assemble(item_features, query_features, about, {})
     with tempfile.TemporaryDirectory() as scratch:

@@ -187,6 +187,8 @@ class WorldConfig:
 
     items: int = 12_000
     """Items in all splits together, 200 to 1,000,000."""
+    variants: int = 1
+    """Wordings and redrawings of every training query."""
     seed: int = 0
     """Seed of the world itself, apart from the seed of training."""
 

@@ -43,20 +43,35 @@ EXAMPLE_SIZE = 144
 EXAMPLES_A_TASK = 1
 
 
-def run_demo(out: Path, *, scale: str, seed: int, device: str, resume: bool, say: Callable[[str], None]) -> dict[str, Any]:
+def run_demo(
+    out: Path, *, scale: str, seed: int, device: str, resume: bool, say: Callable[[str], None]
+) -> dict[str, Any]:
     """Train PRO in `out`, GENIUS and PRO without distillation in `out`/baselines, and write the report."""
     if not resume and out.exists():
         shutil.rmtree(out)
-    pro, genius, no_pd = RunFolder(out), RunFolder(out / "baselines" / "genius"), RunFolder(out / "baselines" / "pro_without_pd")
+    pro, genius, no_pd = (
+        RunFolder(out),
+        RunFolder(out / "baselines" / "genius"),
+        RunFolder(out / "baselines" / "pro_without_pd"),
+    )
     configs = {name: recipe(name, scale, seed) for name in ("pro", "genius", "vs_sf")}
     pro.write_config(replace(configs["pro"], world=replace(configs["pro"].world, seed=seed)))
     world = World(configs["pro"].world.items, seed)
     if not _done(pro.vectors):
         say(f"drawing and encoding a world of {configs['pro'].world.items:,} items")
-        make_vectors(pro, world_collection(world), BuiltinEncoder(), identity=f"world {configs['pro'].world.items} {seed} 1", resume=resume)
+        make_vectors(
+            pro,
+            world_collection(world),
+            BuiltinEncoder(),
+            identity=f"world {configs['pro'].world.items} {seed} 1",
+            resume=resume,
+        )
     say("PRO: fused space, tokenizer, decoder, index")
     dense = _train(pro, None, device, resume)
-    for folder, name, label in ((genius, "genius", "GENIUS"), (no_pd, "vs_sf", "PRO without distillation (tokenizer only)")):
+    for folder, name, label in (
+        (genius, "genius", "GENIUS"),
+        (no_pd, "vs_sf", "PRO without distillation (tokenizer only)"),
+    ):
         say(f"{label}: the same fused space to start from")
         folder.write_config(configs[name])
         _link(pro.vectors, folder.vectors)
@@ -87,10 +102,18 @@ def _train(run: RunFolder, dense: Fusion | None, device: str, resume: bool, deco
     return start
 
 
-def _report(pro: RunFolder, genius: RunFolder, no_pd: RunFolder, world: World, device: str, configs: dict[str, RunConfig]) -> dict[str, Any]:
+def _report(
+    pro: RunFolder, genius: RunFolder, no_pd: RunFolder, world: World, device: str, configs: dict[str, RunConfig]
+) -> dict[str, Any]:
     ours, theirs, off = (open_systems(run, "test", device) for run in (pro, genius, no_pd))
     assert ours.own is not None and theirs.own is not None
-    rankers: dict[str, Ranker] = {"dense": ours.dense, "scan": ours.scan, "geometry": ours.geometry, "genius": theirs.own, "pro": ours.own}
+    rankers: dict[str, Ranker] = {
+        "dense": ours.dense,
+        "scan": ours.scan,
+        "geometry": ours.geometry,
+        "genius": theirs.own,
+        "pro": ours.own,
+    }
     found = evaluate_run(pro, ours, rankers)
     evaluate_run(genius, theirs, {"genius": theirs.own}, union=False)
     beam = configs["pro"].search.beam
@@ -118,7 +141,10 @@ def _report(pro: RunFolder, genius: RunFolder, no_pd: RunFolder, world: World, d
         },
     }
     write_json(pro.report / "report.json", report)
-    write_text(pro.report / "report.html", render_report(report, find_examples(world, ours, found), "Siglum on the carried world"))
+    write_text(
+        pro.report / "report.html",
+        render_report(report, find_examples(world, ours, found), "Siglum on the carried world"),
+    )
     return report
 
 
@@ -126,7 +152,11 @@ def gap_closed(found: Evaluation) -> dict[str, Any]:
     """Return the share of GENIUS' gap to dense search that PRO closes in Success@1, and on how many tasks it wins."""
     rows = [{name: row[name]["success@1"] for name in ("dense", "genius", "pro")} for row in found.tasks.values()]
     gained, gap = sum(row["pro"] - row["genius"] for row in rows), sum(row["dense"] - row["genius"] for row in rows)
-    return {"closed": gained / gap if gap > 0 else 1.0, "tasks_won": sum(row["pro"] > row["genius"] for row in rows), "tasks": len(rows)}
+    return {
+        "closed": gained / gap if gap > 0 else 1.0,
+        "tasks_won": sum(row["pro"] > row["genius"] for row in rows),
+        "tasks": len(rows),
+    }
 
 
 def find_examples(world: World, systems: Systems, found: Evaluation) -> list[Example]:
@@ -137,11 +167,17 @@ def find_examples(world: World, systems: Systems, found: Evaluation) -> list[Exa
         runs = {name: found.runs[task, name] for name in ("dense", "genius", "pro")}
 
         def telling(query: Query, runs: dict[str, Any] = runs) -> tuple[bool, bool]:
-            first = {name: run[query.id][0][0] in query.positives if run.get(query.id) else False for name, run in runs.items()}
+            first = {
+                name: run[query.id][0][0] in query.positives if run.get(query.id) else False
+                for name, run in runs.items()
+            }
             return (not (first["pro"] and not first["genius"]), not first["dense"])
 
         for query in sorted(queries, key=telling)[:EXAMPLES_A_TASK]:
-            hits = {name: [_shown(world.item(i), i in query.positives) for i, _ in runs[name][query.id][:3]] for name in runs}
+            hits = {
+                name: [_shown(world.item(i), i in query.positives) for i, _ in runs[name][query.id][:3]]
+                for name in runs
+            }
             picture = None if query.image is None else load_picture(query.image, EXAMPLE_SIZE)
             examples.append(Example(task, query.text, picture, _shown(world.item(query.positives[0]), True), hits))
     return examples

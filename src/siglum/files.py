@@ -36,7 +36,9 @@ def atomic(path: Path) -> Iterator[IO[bytes]]:
         os.chmod(name, 0o644)
         os.replace(name, path)
     except OSError as error:
-        raise SiglumError(f"could not write {path}: {error.strerror or error}; what was there before is untouched.") from error
+        raise SiglumError(
+            f"could not write {path}: {error.strerror or error}; what was there before is untouched."
+        ) from error
     finally:
         if name and os.path.exists(name):
             os.unlink(name)
@@ -188,7 +190,14 @@ def finish_stage(folder: Path, *, stage: str, inputs: Mapping[str, str], **facts
         and path.suffix not in (".jsonl", ".tmp")
     }
     own = fingerprint(stage, dict(inputs), files)
-    record = {"stage": stage, "format": FORMAT_VERSION, "inputs": dict(inputs), "files": files, "fingerprint": own, **facts}
+    record = {
+        "stage": stage,
+        "format": FORMAT_VERSION,
+        "inputs": dict(inputs),
+        "files": files,
+        "fingerprint": own,
+        **facts,
+    }
     write_json(folder / STAGE_FILE, record)
     return own
 
@@ -202,11 +211,15 @@ def open_stage(folder: Path, stage: str, **inputs: str) -> dict[str, Any]:
     if record.get("stage") != stage:
         raise SiglumError(f"{folder} holds a {record.get('stage')} stage, not a {stage} stage.")
     if record.get("format") != FORMAT_VERSION:
-        raise SiglumError(f"{folder} has format {record.get('format')}, but this version reads format {FORMAT_VERSION}.")
+        raise SiglumError(
+            f"{folder} has format {record.get('format')}, but this version reads format {FORMAT_VERSION}."
+        )
     for name, wanted in inputs.items():
         found = record["inputs"].get(name)
         if found != wanted:
-            raise SiglumError(f"{folder} was made with another {name} (fingerprint {found}, not {wanted}); make it again.")
+            raise SiglumError(
+                f"{folder} was made with another {name} (fingerprint {found}, not {wanted}); make it again."
+            )
     for name in record["files"]:
         if not (folder / name).exists():
             raise SiglumError(f"{folder} lacks its file {name}; make the stage again.")

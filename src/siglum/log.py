@@ -63,7 +63,9 @@ class TensorBoardLog:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise SiglumError("a TensorBoard log needs the package tensorboard; install it or leave the log out.") from error
+            raise SiglumError(
+                "a TensorBoard log needs the package tensorboard; install it or leave the log out."
+            ) from error
         self.writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
 
     def write(self, stage: str, step: int, values: dict[str, Any]) -> None:
@@ -138,7 +140,9 @@ def reporting(reporter: Reporter) -> Iterator[None]:
         _reporter.reset(token)
 
 
-def progress(work: Iterable[T], label: str, *, total: int | None = None, unit: str = "step", size: int = 1) -> Iterator[T]:
+def progress(
+    work: Iterable[T], label: str, *, total: int | None = None, unit: str = "step", size: int = 1
+) -> Iterator[T]:
     """Yield from `work`, telling the reporter (if any) after each element; one element is `size` units."""
     reporter = _reporter.get()
     if total is None:

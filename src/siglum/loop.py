@@ -54,13 +54,18 @@ def cosine_lr(peak: float, end: float, warmup: float, step: int, total: int) -> 
     return peak * (end + (1 - end) * 0.5 * (1 + math.cos(math.pi * along)))
 
 
-def adam(groups: list[tuple[nn.Module | list[nn.Parameter], float, float]], betas: tuple[float, float] = (0.9, 0.999)) -> torch.optim.AdamW:
+def adam(
+    groups: list[tuple[nn.Module | list[nn.Parameter], float, float]], betas: tuple[float, float] = (0.9, 0.999)
+) -> torch.optim.AdamW:
     """Return AdamW over (module or parameters, learning-rate scale, weight decay); vectors are never decayed."""
     options = []
     for source, scale, decay in groups:
         found = source.parameters() if isinstance(source, nn.Module) else source
         parameters = [p for p in found if p.requires_grad]
-        for chosen, weight_decay in (([p for p in parameters if p.ndim > 1], decay), ([p for p in parameters if p.ndim < 2], 0.0)):
+        for chosen, weight_decay in (
+            ([p for p in parameters if p.ndim > 1], decay),
+            ([p for p in parameters if p.ndim < 2], 0.0),
+        ):
             if chosen:
                 options.append({"params": chosen, "weight_decay": weight_decay, "scale": scale})
     return torch.optim.AdamW(options, lr=0.0, betas=betas, eps=1e-8)
@@ -105,7 +110,11 @@ def train(
         history.append(metrics)
         if metrics.get("select", -math.inf) > best:
             best = metrics["select"]
-            keep = {f"{name}.{key}": value.clone() for name, module in modules.items() for key, value in module.state_dict().items()}
+            keep = {
+                f"{name}.{key}": value.clone()
+                for name, module in modules.items()
+                for key, value in module.state_dict().items()
+            }
             if folder is not None and writes:
                 write_tensors(folder / "best.safetensors", keep)
         log.write(stage, epoch, metrics)
@@ -151,8 +160,12 @@ def _load(
 ) -> tuple[list[Metrics], float]:
     record = read_json(folder / "checkpoint.json")
     if record["identity"] != identity:
-        raise SiglumError(f"{folder} holds a checkpoint of another configuration or other data; start without --resume.")
-    tensors = {name: torch.from_numpy(np.array(value)) for name, value in read_tensors(folder / record["state"]).items()}
+        raise SiglumError(
+            f"{folder} holds a checkpoint of another configuration or other data; start without --resume."
+        )
+    tensors = {
+        name: torch.from_numpy(np.array(value)) for name, value in read_tensors(folder / record["state"]).items()
+    }
     _restore(modules, tensors)
     if optimiser is not None:
         state = optimiser.state_dict()

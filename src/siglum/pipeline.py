@@ -26,10 +26,19 @@ from siglum.generate.store import save_decoder
 from siglum.generate.train import fit_decoder
 from siglum.index import Index
 from siglum.log import BothLogs, JsonlLog, Log, TensorBoardLog
-from siglum.measure.evaluate import BeamRanker, Evaluation, FlatRanker, Ranker, evaluate_systems, qrels_of_task, union_rows
+from siglum.measure.evaluate import (
+    BeamRanker,
+    Evaluation,
+    FlatRanker,
+    Ranker,
+    evaluate_systems,
+    qrels_of_task,
+    union_rows,
+)
 from siglum.measure.health import Health, tokenizer_health
 from siglum.measure.survival import beam_survival, token_survival
 from siglum.search.retriever import Retriever, save_index
+from siglum.search.scorers import Scorer
 from siglum.tokenize.store import load_tokenizer, save_tokenizer
 from siglum.tokenize.train import Tokenizer, fit_tokenizer
 from siglum.types import SiglumError, Vectors
@@ -74,7 +83,9 @@ class RunFolder:
     def config(self) -> RunConfig:
         """Read the run's configuration."""
         if not (self.root / "config.json").exists():
-            raise SiglumError(f"{self.root} is not a run folder: it has no config.json; begin one with `siglum encode`.")
+            raise SiglumError(
+                f"{self.root} is not a run folder: it has no config.json; begin one with `siglum encode`."
+            )
         config: RunConfig = from_dict(RunConfig, read_json(self.root / "config.json"))
         return config
 
@@ -88,7 +99,15 @@ class RunFolder:
         return BothLogs(jsonl, TensorBoardLog(self.root / "tensorboard")) if tensorboard else jsonl
 
 
-def make_vectors(run: RunFolder, collection: Collection, encoder: Encoder, *, identity: str, strict: bool = False, resume: bool = False) -> Encoded:
+def make_vectors(
+    run: RunFolder,
+    collection: Collection,
+    encoder: Encoder,
+    *,
+    identity: str,
+    strict: bool = False,
+    resume: bool = False,
+) -> Encoded:
     """Stage 1: encode a collection."""
     return encode_collection(collection, encoder, run.vectors, identity=identity, strict=strict, resume=resume)
 
@@ -106,10 +125,14 @@ def make_tokenizer(
     vectors, made_from = load_vectors(run.vectors)
     if dense is None:
         checkpoint = run.tokenizer / "checkpoint" / "fusion"
-        dense, _ = fit_fusion(vectors, config.fusion, seed=config.seed, device=device, folder=checkpoint, resume=resume, log=log)
+        dense, _ = fit_fusion(
+            vectors, config.fusion, seed=config.seed, device=device, folder=checkpoint, resume=resume, log=log
+        )
     start = copy.deepcopy(dense)
     checkpoint = run.tokenizer / "checkpoint" / "tokenizer"
-    tokenizer = fit_tokenizer(vectors, start, config.tokenizer, seed=config.seed, device=device, folder=checkpoint, resume=resume, log=log)
+    tokenizer = fit_tokenizer(
+        vectors, start, config.tokenizer, seed=config.seed, device=device, folder=checkpoint, resume=resume, log=log
+    )
     encoder = open_stage(run.vectors, "vectors")["encoder"]
     save_tokenizer(run.tokenizer, tokenizer, dense, {"vectors": made_from}, encoder=encoder)
     return tokenizer, dense
@@ -121,7 +144,9 @@ def make_decoder(run: RunFolder, *, device: str = "cpu", resume: bool = False, l
     vectors, made_from = load_vectors(run.vectors)
     tokenizer, _, record = load_tokenizer(run.tokenizer, device, vectors=made_from)
     checkpoint = run.decoder / "checkpoint"
-    decoder, _ = fit_decoder(vectors, tokenizer, config.decoder, seed=config.seed, device=device, folder=checkpoint, resume=resume, log=log)
+    decoder, _ = fit_decoder(
+        vectors, tokenizer, config.decoder, seed=config.seed, device=device, folder=checkpoint, resume=resume, log=log
+    )
     save_decoder(run.decoder, decoder, record["tokenizer_fingerprint"], parameters=decoder.parameter_count())
 
 
@@ -136,7 +161,9 @@ def make_index(run: RunFolder, *, keep_vectors: bool = False, device: str = "cpu
     return index
 
 
-def _index_rows(vectors: Vectors, tokenizer: Tokenizer, rows: np.ndarray, fingerprint: str, device: str) -> tuple[Index, torch.Tensor]:
+def _index_rows(
+    vectors: Vectors, tokenizer: Tokenizer, rows: np.ndarray, fingerprint: str, device: str
+) -> tuple[Index, torch.Tensor]:
     items = vectors.items.rows(rows)
     item_ND = embed(tokenizer.fusion, items, device)
     codes = tokenizer.quantizer.encode(item_ND, torch.as_tensor(items.modality.astype(np.int64)).to(device))
@@ -150,10 +177,10 @@ class Systems:
     vectors: Vectors
     split: str
     retriever: Retriever
-    dense: Ranker
-    scan: Ranker
-    geometry: Ranker
-    own: Ranker | None
+    dense: FlatRanker
+    scan: FlatRanker
+    geometry: BeamRanker
+    own: BeamRanker | None
     """The run's own scorer (decoder, fused, ...), if a decoder exists."""
     query_MD: torch.Tensor
     item_ND: torch.Tensor
@@ -168,7 +195,9 @@ def open_systems(run: RunFolder, split: str = "test", device: str = "cpu") -> Sy
     own = record["tokenizer_fingerprint"]
     tasks = vectors.of_split(split)
     if not tasks:
-        raise SiglumError(f"{run.root} has no tasks in split {split}; it has {', '.join(sorted({t.split for t in vectors.tasks})) or 'none'}.")
+        raise SiglumError(
+            f"{run.root} has no tasks in split {split}; it has {', '.join(sorted({t.split for t in vectors.tasks})) or 'none'}."
+        )
     retriever = Retriever.load(run.root, device=device)
     rows = union_rows(tasks)
     if list(retriever.index.ids) != [vectors.items.ids[int(row)] for row in rows]:
@@ -178,8 +207,8 @@ def open_systems(run: RunFolder, split: str = "test", device: str = "cpu") -> Sy
     config = retriever.config
     geometry = retriever.scorer(from_dict(type(config), {**as_dict(config), "scorer": "geometry"}))
 
-    def beam(scorer_of: object) -> BeamRanker:
-        return BeamRanker(scorer_of, retriever.index, rows, query, config.beam, config.batch_size)  # type: ignore[arg-type]
+    def beam(scorer: Scorer) -> BeamRanker:
+        return BeamRanker(scorer, retriever.index, rows, query, config.beam, config.batch_size)
 
     return Systems(
         vectors,
@@ -205,15 +234,20 @@ def survival_of(systems: Systems, beam: int | None = None) -> list[float]:
     return token_survival(systems.query_MD[query_rows], systems.codes_NT[item_rows], books, width, quantizer.first)
 
 
-def beam_survival_of(systems: Systems, ranker: Ranker) -> list[float]:
-    """Cumulative survival in a system's real beam, over all tasks on their own pools, modality token first."""
-    assert isinstance(ranker, BeamRanker)
+def beam_survival_of(systems: Systems, ranker: BeamRanker, queries_a_task: int = 200) -> list[float]:
+    """Cumulative survival in a system's real beam, over all tasks on their own pools, modality token first.
+
+    At most `queries_a_task` queries of each task are followed, evenly spread over its queries.
+    """
     total, count = np.zeros(ranker.index.levels), 0
     for task in systems.vectors.of_split(systems.split):
+        pick = np.linspace(0, len(task.query_rows) - 1, min(queries_a_task, len(task.query_rows))).astype(int)
         allowed = ranker.index.allow(np.isin(ranker.index_rows, task.pool_rows))
-        targets = ranker.index.rows([systems.vectors.items.ids[int(rows[0])] for rows in task.positives])
-        queries = ranker.query_MD[torch.as_tensor(task.query_rows)]
-        total += len(queries) * np.array(beam_survival(ranker.scorer, ranker.index, queries, targets, ranker.beam, allowed, ranker.batch_size))
+        targets = ranker.index.rows([systems.vectors.items.ids[int(task.positives[i][0])] for i in pick])
+        queries = ranker.query_MD[torch.as_tensor(task.query_rows[pick])]
+        total += len(queries) * np.array(
+            beam_survival(ranker.scorer, ranker.index, queries, targets, ranker.beam, allowed, ranker.batch_size)
+        )
         count += len(queries)
     return [float(value) for value in total / count]
 
@@ -231,12 +265,16 @@ def _first_positives(systems: Systems) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.as_tensor(queries), torch.as_tensor(items)
 
 
-def evaluate_run(run: RunFolder, systems: Systems, rankers: dict[str, Ranker], *, union: bool = True, k: int = 10) -> Evaluation:
+def evaluate_run(
+    run: RunFolder, systems: Systems, rankers: dict[str, Ranker], *, union: bool = True, k: int = 10
+) -> Evaluation:
     """Stage 5: evaluate systems on the tasks of a split and write TREC runs and qrels."""
     tasks = systems.vectors.of_split(systems.split)
     result = evaluate_systems(systems.vectors, tasks, rankers, k=k, union=union)
     for task in tasks:
         write_qrels(run.runs / f"{task.name or 'all'}.{systems.split}.qrels", qrels_of_task(systems.vectors, task))
         for name in rankers:
-            write_run(run.runs / f"{task.name or 'all'}.{systems.split}.{name}.trec", result.runs[task.name, name], tag=name)
+            write_run(
+                run.runs / f"{task.name or 'all'}.{systems.split}.{name}.trec", result.runs[task.name, name], tag=name
+            )
     return result

@@ -15,40 +15,99 @@ from siglum.tokenize.schedule import ascending, scaled_sizes, uniform
 from siglum.types import one_of
 
 SCALES = ("tiny", "demo", "small", "paper")
-UNIFORM = {"tiny": 64, "demo": 256, "small": 512, "paper": 4096}
+UNIFORM = {"tiny": 32, "demo": 128, "small": 256, "paper": 4096}
 """Uniform vocabulary of `genius`: at paper scale the paper's 4096, elsewhere the better on validation of equal bits per item and the schedule's largest size."""
 
 
 def _tiny() -> RunConfig:
     return RunConfig(
         scale="tiny",
-        world=WorldConfig(items=900),
-        fusion=FusionConfig(dim=48, projection=96, hidden=128, dropout=0.1, standardise=True, epochs=6, batch_size=128, lr=2e-3, temperature=0.05),
-        tokenizer=TokenizerConfig(vocab=ascending(4, (16, 32, 64)), epochs=2, batch_size=256, lr=1e-3, top_k=64),
-        decoder=DecoderConfig(d_model=64, d_ff=128, d_kv=16, heads=4, encoder_layers=0, decoder_layers=1, epochs=4, batch_size=128, lr=3e-3),
-        search=SearchConfig(beam=10, omega=10.0),
+        world=WorldConfig(items=1_200, variants=2),
+        fusion=FusionConfig(
+            dim=64, projection=96, hidden=128, dropout=0.1, epochs=8, batch_size=256, lr=4e-3, temperature=0.08
+        ),
+        tokenizer=TokenizerConfig(
+            vocab=ascending(4, (16, 32, 64)),
+            statistics="targets",
+            train_fusion=False,
+            epochs=2,
+            batch_size=256,
+            lr=3e-4,
+            top_k=64,
+        ),
+        decoder=DecoderConfig(
+            d_model=64,
+            d_ff=128,
+            d_kv=16,
+            heads=4,
+            encoder_layers=0,
+            decoder_layers=1,
+            epochs=4,
+            batch_size=128,
+            lr=3e-3,
+        ),
+        search=SearchConfig(beam=10, omega=50.0, batch_size=128),
     )
 
 
 def _demo() -> RunConfig:
     return RunConfig(
         scale="demo",
-        world=WorldConfig(items=12_000),
-        fusion=FusionConfig(dim=128, projection=256, hidden=512, dropout=0.1, standardise=True, epochs=10, batch_size=512, lr=1e-3, temperature=0.05),
-        tokenizer=TokenizerConfig(vocab=ascending(8, (64, 128, 256)), epochs=4, batch_size=1024, lr=1e-3),
-        decoder=DecoderConfig(d_model=128, d_ff=512, d_kv=32, heads=4, encoder_layers=0, decoder_layers=2, epochs=8, batch_size=256, lr=2e-3),
-        search=SearchConfig(beam=10, omega=20.0),
+        world=WorldConfig(items=12_000, variants=2),
+        fusion=FusionConfig(
+            dim=128, projection=256, hidden=512, dropout=0.1, epochs=8, batch_size=1024, lr=4e-3, temperature=0.08
+        ),
+        tokenizer=TokenizerConfig(
+            vocab=ascending(16, (64, 128, 256)),
+            statistics="targets",
+            train_fusion=False,
+            epochs=2,
+            batch_size=512,
+            lr=3e-4,
+        ),
+        decoder=DecoderConfig(
+            d_model=128,
+            d_ff=512,
+            d_kv=32,
+            heads=4,
+            encoder_layers=0,
+            decoder_layers=1,
+            epochs=5,
+            batch_size=256,
+            lr=2e-3,
+        ),
+        search=SearchConfig(beam=20, omega=50.0, batch_size=128),
     )
 
 
 def _small() -> RunConfig:
     return RunConfig(
         scale="small",
-        world=WorldConfig(items=60_000),
-        fusion=FusionConfig(dim=256, projection=512, hidden=1024, dropout=0.1, standardise=True, epochs=20, batch_size=1024, lr=5e-4, temperature=0.05),
-        tokenizer=TokenizerConfig(vocab=ascending(16, (128, 256, 512)), epochs=10, batch_size=1024, lr=5e-4),
-        decoder=DecoderConfig(d_model=320, d_ff=1280, d_kv=64, heads=5, encoder_layers=2, decoder_layers=6, epochs=20, batch_size=512, lr=1e-3, dropout=0.2),
-        search=SearchConfig(beam=50, omega=20.0),
+        world=WorldConfig(items=60_000, variants=2),
+        fusion=FusionConfig(
+            dim=256, projection=512, hidden=1024, dropout=0.1, epochs=12, batch_size=1024, lr=2e-3, temperature=0.08
+        ),
+        tokenizer=TokenizerConfig(
+            vocab=ascending(16, (128, 256, 512)),
+            statistics="targets",
+            train_fusion=False,
+            epochs=4,
+            batch_size=1024,
+            lr=3e-4,
+        ),
+        decoder=DecoderConfig(
+            d_model=256,
+            d_ff=1024,
+            d_kv=64,
+            heads=4,
+            encoder_layers=2,
+            decoder_layers=4,
+            epochs=10,
+            batch_size=512,
+            lr=1e-3,
+            dropout=0.2,
+        ),
+        search=SearchConfig(beam=50, omega=50.0),
     )
 
 
@@ -81,7 +140,9 @@ def without_pd(config: RunConfig) -> RunConfig:
 
 def without_vs(config: RunConfig) -> RunConfig:
     """Give every level the same vocabulary."""
-    return replace(config, tokenizer=replace(config.tokenizer, vocab=uniform(config.tokenizer.levels, UNIFORM[config.scale])))
+    return replace(
+        config, tokenizer=replace(config.tokenizer, vocab=uniform(config.tokenizer.levels, UNIFORM[config.scale]))
+    )
 
 
 def without_sf(config: RunConfig) -> RunConfig:
@@ -121,7 +182,12 @@ def pro_released(scale: str) -> RunConfig:
         revive_absolute=True,
     )
     decoder = replace(config.decoder, augmentation="off", softmax="joint", code_init=False, lr_end=1.0, clip=0.0)
-    return replace(config, tokenizer=tokenizer, decoder=decoder, search=replace(config.search, zscore=True, normalisation="joint", omega=10.0))
+    return replace(
+        config,
+        tokenizer=tokenizer,
+        decoder=decoder,
+        search=replace(config.search, zscore=True, normalisation="joint", omega=10.0),
+    )
 
 
 def _ablation(pd: bool, vs: bool, sf: bool) -> Callable[[str], RunConfig]:

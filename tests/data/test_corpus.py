@@ -1,6 +1,6 @@
 """One's own data survives the way to disk and back, and every fault is named in one sentence."""
 
-# ruff: noqa: D103 - the name of a test is its sentence.
+
 
 from __future__ import annotations
 

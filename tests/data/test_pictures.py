@@ -1,6 +1,6 @@
 """Every kind of picture becomes the same square RGB pixels, and unreadable ones are skipped and counted."""
 
-# ruff: noqa: D103 - the name of a test is its sentence.
+
 
 from __future__ import annotations
 

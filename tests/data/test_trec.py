@@ -1,6 +1,6 @@
 """TREC files keep ranks whatever the scores, and TREC tools agree with the written order."""
 
-# ruff: noqa: D103 - the name of a test is its sentence.
+
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The index: building, changing, saving, filters and look-ups."""
 
-# ruff: noqa: D103 - the name of a test is its sentence.
+
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Bit packing: round trips, order, shared prefixes, sorting and merging."""
 
-# ruff: noqa: D103 - the name of a test is its sentence.
+
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The implicit trie against a dictionary of prefixes."""
 
-# ruff: noqa: D103 - the name of a test is its sentence.
+
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Measures agree with their definitions, count silent queries as 0 and follow the order of the list."""
 
-# ruff: noqa: D103 - the name of a test is its sentence.
+
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The t-test equals scipy's, and the randomisation test equals enumeration and keeps its level."""
 
-# ruff: noqa: D103 - the name of a test is its sentence.
+
 
 from __future__ import annotations
 

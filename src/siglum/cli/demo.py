@@ -41,13 +41,26 @@ def run(command: Command) -> dict[str, Any]:
     from siglum.demo import run_demo
 
     begun = time.perf_counter()
-    report = run_demo(command.out, scale=command.scale, seed=command.seed, device=check_device(command.device), resume=command.resume, say=say)
+    report = run_demo(
+        command.out,
+        scale=command.scale,
+        seed=command.seed,
+        device=check_device(command.device),
+        resume=command.resume,
+        say=say,
+    )
     if not command.json:
-        results_table(report["tasks"], ["dense", "scan", "geometry", "genius", "pro"], "Own pools: Success@1/5/10 in per cent (M-BEIR says Recall@k)")
+        results_table(
+            report["tasks"],
+            ["dense", "scan", "geometry", "genius", "pro"],
+            "Own pools: Success@1/5/10 in per cent (M-BEIR says Recall@k)",
+        )
         results_table(report["union"], ["dense", "scan", "geometry", "genius", "pro"], "\\nUnion pool of all tasks")
         _survival(report)
         gap = report["gap"]
-        say(f"PRO beats GENIUS on {gap['tasks_won']} of {gap['tasks']} tasks and closes {100 * gap['closed']:.0f} % of its gap to dense search.")
+        say(
+            f"PRO beats GENIUS on {gap['tasks_won']} of {gap['tasks']} tasks and closes {100 * gap['closed']:.0f} % of its gap to dense search."
+        )
         say(f"Report: {command.out / '6-report' / 'report.html'}   ({time.perf_counter() - begun:.0f} s)")
     return report
 

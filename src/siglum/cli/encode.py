@@ -25,7 +25,7 @@ class Command:
     """The run folder to begin."""
     world: int = 0
     """Use the carried world with this many items (200 to 1,000,000)."""
-    variants: int = 1
+    variants: int = 2
     """Wordings and redrawings of every training query of the world."""
     items: Path | None = None
     """One's own items: JSONL or parquet with id, text, image."""
@@ -74,7 +74,7 @@ def run(command: Command) -> dict[str, Any]:
     else:
         config = recipe(command.recipe, command.scale, command.seed)
     if command.world:
-        config = replace(config, world=WorldConfig(items=command.world, seed=command.seed))
+        config = replace(config, world=WorldConfig(items=command.world, variants=command.variants, seed=command.seed))
         identity = f"world {command.world} {command.seed} {command.variants}"
     else:
         paths = [path for path in (command.items, command.train, command.val, command.test) if path is not None]
@@ -83,7 +83,12 @@ def run(command: Command) -> dict[str, Any]:
     folder = RunFolder(command.out)
     encoded = make_vectors(folder, collection, encoder, identity=identity, strict=command.strict, resume=command.resume)
     folder.write_config(config)
-    result = {"run": str(command.out), "items": len(encoded.vectors.items), "queries": len(encoded.vectors.queries), "skipped": encoded.skipped}
+    result = {
+        "run": str(command.out),
+        "items": len(encoded.vectors.items),
+        "queries": len(encoded.vectors.queries),
+        "skipped": encoded.skipped,
+    }
     say(f"{result['items']:,} items and {result['queries']:,} queries encoded into {folder.vectors}")
     if encoded.skipped:
         say(f"{encoded.skipped:,} rows were skipped: their pictures could not be read")

@@ -61,7 +61,9 @@ def run(command: Command) -> dict[str, Any]:
     }
     if command.union:
         result["union"] = found.union
-    write_json(folder.report / f"eval-{command.split}.json", {key: value for key, value in result.items() if key != "run"})
+    write_json(
+        folder.report / f"eval-{command.split}.json", {key: value for key, value in result.items() if key != "run"}
+    )
     if not command.json:
         results_table(found.tasks, list(rankers))
         say("Success@k in per cent (M-BEIR and the paper call it Recall@k)")

@@ -59,4 +59,9 @@ def run(command: Command) -> dict[str, Any]:
         save_index(folder.index, index, retriever.item_ND)
     collisions = index.collisions()
     say(f"{len(index):,} items indexed in {folder.index}; {collisions.items:,} share their codes with another")
-    return {"run": str(command.folder), "items": len(index), "colliding_items": collisions.items, "largest_collision": collisions.largest}
+    return {
+        "run": str(command.folder),
+        "items": len(index),
+        "colliding_items": collisions.items,
+        "largest_collision": collisions.largest,
+    }

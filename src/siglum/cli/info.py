@@ -44,15 +44,33 @@ def run(command: Command) -> dict[str, Any]:
         path = folder.root / name
         record = read_json(path / STAGE_FILE) if (path / STAGE_FILE).exists() else {}
         size = sum(f.stat().st_size for f in path.rglob("*") if f.is_file()) if path.exists() else 0
-        state = "finished" if record else "there" if path.exists() and name[0] in "56" else "unfinished" if path.exists() else "missing"
+        state = (
+            "finished"
+            if record
+            else "there"
+            if path.exists() and name[0] in "56"
+            else "unfinished"
+            if path.exists()
+            else "missing"
+        )
         stages[name] = {"state": state, "bytes": size, "fingerprint": record.get("fingerprint", "")}
     curves: dict[str, dict[str, list[float]]] = {}
     for record in read_log(folder.root / "log.jsonl"):
         for key, value in record.items():
             if key not in ("stage", "step", "time") and isinstance(value, int | float):
                 curves.setdefault(record["stage"], {}).setdefault(key, []).append(value)
-    changes = {k: list(v) for k, v in diff(recipe(config.recipe, config.scale, config.seed), config).items()} if config.scale != "auto" else {}
-    result = {"run": str(folder.root), "config": as_dict(config), "changed": changes, "stages": stages, "curves": curves}
+    changes = (
+        {k: list(v) for k, v in diff(recipe(config.recipe, config.scale, config.seed), config).items()}
+        if config.scale != "auto"
+        else {}
+    )
+    result = {
+        "run": str(folder.root),
+        "config": as_dict(config),
+        "changed": changes,
+        "stages": stages,
+        "curves": curves,
+    }
     if not command.json:
         _show(result)
     return result
@@ -66,8 +84,12 @@ def _show(result: dict[str, Any]) -> None:
 
     console = Console(highlight=False)
     config = result["config"]
-    console.print(f"[bold]{result['run']}[/]  recipe {config['recipe']}, scale {config['scale']}, seed {config['seed']}")
-    console.print(f"codes {' '.join(map(str, config['tokenizer']['vocab']))}   beam {config['search']['beam']}   omega {config['search']['omega']}")
+    console.print(
+        f"[bold]{result['run']}[/]  recipe {config['recipe']}, scale {config['scale']}, seed {config['seed']}"
+    )
+    console.print(
+        f"codes {' '.join(map(str, config['tokenizer']['vocab']))}   beam {config['search']['beam']}   omega {config['search']['omega']}"
+    )
     for name, (was, now) in result["changed"].items():
         console.print(f"  {name} = {now} (recipe: {was})")
     table = Table(box=None, pad_edge=False, header_style="bold")

@@ -56,7 +56,9 @@ def run(command: Command) -> dict[str, Any]:
     from siglum.search.retriever import Retriever
 
     retriever = Retriever.load(command.folder, device=check_device(command.device))
-    options = {name: getattr(command, name) for name in ("beam", "omega", "scorer") if getattr(command, name) is not None}
+    options = {
+        name: getattr(command, name) for name in ("beam", "omega", "scorer") if getattr(command, name) is not None
+    }
     within = None
     if command.within is not None:
         if not command.within.exists():

@@ -24,7 +24,12 @@ def results_table(results: Results, systems: Sequence[str], title: str = "", std
         cells = [" ".join(f"{100 * row[s][f'success@{k}']:5.1f}" for k in (1, 5, 10)) for s in systems]
         table.add_row(TASK_LABELS.get(task, task or "all"), *cells)
     if len(results) > 1:
-        mean = [" ".join(f"{100 * sum(r[s][f'success@{k}'] for r in results.values()) / len(results):5.1f}" for k in (1, 5, 10)) for s in systems]
+        mean = [
+            " ".join(
+                f"{100 * sum(r[s][f'success@{k}'] for r in results.values()) / len(results):5.1f}" for k in (1, 5, 10)
+            )
+            for s in systems
+        ]
         table.add_row("mean", *mean, style="bold")
     # A table wider than a narrow terminal is better scrolled than wrapped.
     Console(stderr=not stdout, width=max(100, 24 + 20 * len(systems))).print(table)

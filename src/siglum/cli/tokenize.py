@@ -42,7 +42,14 @@ def run(command: Command) -> dict[str, Any]:
 
     folder = RunFolder(command.folder)
     folder.write_config(with_seed(override(folder.config(), command.set), command.seed))
-    tokenizer, _ = make_tokenizer(folder, device=check_device(command.device), resume=command.resume, log=folder.log(command.tensorboard))
+    tokenizer, _ = make_tokenizer(
+        folder, device=check_device(command.device), resume=command.resume, log=folder.log(command.tensorboard)
+    )
     last = tokenizer.history[-1] if tokenizer.history else {}
     say(f"tokenizer with codes {' '.join(map(str, tokenizer.quantizer.sizes))} written to {folder.tokenizer}")
-    return {"run": str(command.folder), "sizes": list(tokenizer.quantizer.sizes), "fingerprint": tokenizer.fingerprint(), **last}
+    return {
+        "run": str(command.folder),
+        "sizes": list(tokenizer.quantizer.sizes),
+        "fingerprint": tokenizer.fingerprint(),
+        **last,
+    }

@@ -43,7 +43,12 @@ def run(command: Command) -> dict[str, Any]:
 
     folder = RunFolder(command.folder)
     folder.write_config(with_seed(override(folder.config(), command.set), command.seed))
-    make_decoder(folder, device=check_device(command.device), resume=command.resume, log=folder.log(command.tensorboard))
+    make_decoder(
+        folder, device=check_device(command.device), resume=command.resume, log=folder.log(command.tensorboard)
+    )
     say(f"decoder written to {folder.decoder}")
     last = [record for record in read_log(folder.root / "log.jsonl") if record["stage"] == "decoder"][-1:]
-    return {"run": str(command.folder), **{k: v for record in last for k, v in record.items() if k not in ("time", "stage")}}
+    return {
+        "run": str(command.folder),
+        **{k: v for record in last for k, v in record.items() if k not in ("time", "stage")},
+    }

@@ -56,7 +56,9 @@ def world_collection(world: World, variants: int = 1) -> Collection:
     return Collection(items, queries, pools)
 
 
-def read_collection(items: Path, train: Path | None = None, val: Path | None = None, test: Path | None = None) -> Collection:
+def read_collection(
+    items: Path, train: Path | None = None, val: Path | None = None, test: Path | None = None
+) -> Collection:
     """Read one's own items and queries (JSONL or parquet); every positive must be an item."""
     found = read_items(items)
     ids = {item.id for item in found}
@@ -70,7 +72,12 @@ def read_collection(items: Path, train: Path | None = None, val: Path | None = N
     return Collection(found, queries)
 
 
-def assemble(items: Features, queries: Features, about: Sequence[tuple[str, str, Sequence[str]]], pools: dict[tuple[str, str], Sequence[str]]) -> Vectors:
+def assemble(
+    items: Features,
+    queries: Features,
+    about: Sequence[tuple[str, str, Sequence[str]]],
+    pools: dict[tuple[str, str], Sequence[str]],
+) -> Vectors:
     """Join features with what is known `about` each query row: (split, task, positive ids)."""
     row_of = {item_id: row for row, item_id in enumerate(items.ids)}
     pair_query, pair_item = [], []
@@ -78,7 +85,9 @@ def assemble(items: Features, queries: Features, about: Sequence[tuple[str, str,
     for row, (split, task, positives) in enumerate(about):
         unknown = [p for p in positives if p not in row_of]
         if unknown:
-            raise SiglumError(f"query {queries.ids[row]!r} names the positive {unknown[0]!r}, which is not among the items.")
+            raise SiglumError(
+                f"query {queries.ids[row]!r} names the positive {unknown[0]!r}, which is not among the items."
+            )
         rows = np.array([row_of[p] for p in positives], np.int64)
         if split == "train":
             pair_query += [row] * len(rows)

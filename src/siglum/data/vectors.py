@@ -8,7 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from siglum.files import begin_stage, finish_stage, ids_from_arrays, ids_to_arrays, open_stage, read_json, read_tensors, write_json, write_tensors
+from siglum.files import (
+    begin_stage,
+    finish_stage,
+    ids_from_arrays,
+    ids_to_arrays,
+    open_stage,
+    read_json,
+    read_tensors,
+    write_json,
+    write_tensors,
+)
 from siglum.types import Features, SiglumError, Task, Vectors
 
 STAGE = "vectors"
@@ -28,7 +38,9 @@ def check_features(features: Features, what: str) -> None:
             for fault, bad in (("NaN or infinite", ~np.isfinite(block).all(1)), ("zero", there & ~block.any(1))):
                 if bad.any():
                     first = features.ids[start + int(np.argmax(bad))]
-                    raise SiglumError(f"the {part} feature of {what} {first!r} is {fault} ({int(bad.sum())} such rows); mend or drop them.")
+                    raise SiglumError(
+                        f"the {part} feature of {what} {first!r} is {fault} ({int(bad.sum())} such rows); mend or drop them."
+                    )
     features.modality  # noqa: B018  raises where a row has neither part
 
 
@@ -39,11 +51,19 @@ def save_vectors(folder: Path, vectors: Vectors, inputs: dict[str, str], **facts
     begin_stage(folder)
     for name, features in (("items", vectors.items), ("queries", vectors.queries)):
         write_tensors(folder / f"{name}.safetensors", _features_to_arrays(features))
-    arrays: dict[str, np.ndarray] = {"pair_query": np.asarray(vectors.pair_query, np.int64), "pair_item": np.asarray(vectors.pair_item, np.int64)}
+    arrays: dict[str, np.ndarray] = {
+        "pair_query": np.asarray(vectors.pair_query, np.int64),
+        "pair_item": np.asarray(vectors.pair_item, np.int64),
+    }
     for number, task in enumerate(vectors.tasks):
         offsets = np.concatenate([[0], np.cumsum([len(rows) for rows in task.positives])]).astype(np.int64)
         rows = np.concatenate([np.zeros(0, np.int64), *task.positives]).astype(np.int64)
-        parts = {"query_rows": task.query_rows, "pool_rows": task.pool_rows, "positive_rows": rows, "positive_offsets": offsets}
+        parts = {
+            "query_rows": task.query_rows,
+            "pool_rows": task.pool_rows,
+            "positive_rows": rows,
+            "positive_offsets": offsets,
+        }
         arrays |= {f"task{number}.{name}": np.asarray(value, np.int64) for name, value in parts.items()}
     write_tensors(folder / "tasks.safetensors", arrays)
     write_json(folder / "tasks.json", [{"name": task.name, "split": task.split} for task in vectors.tasks])
@@ -53,18 +73,27 @@ def save_vectors(folder: Path, vectors: Vectors, inputs: dict[str, str], **facts
 def load_vectors(folder: Path) -> tuple[Vectors, str]:
     """Read the stage; return the vectors and the stage's fingerprint."""
     record = open_stage(folder, STAGE)
-    items, queries = (_features_from_arrays(read_tensors(folder / f"{name}.safetensors")) for name in ("items", "queries"))
+    items, queries = (
+        _features_from_arrays(read_tensors(folder / f"{name}.safetensors")) for name in ("items", "queries")
+    )
     arrays = read_tensors(folder / "tasks.safetensors")
     tasks = []
     for number, task in enumerate(read_json(folder / "tasks.json")):
-        part = {name: arrays[f"task{number}.{name}"] for name in ("query_rows", "pool_rows", "positive_rows", "positive_offsets")}
+        part = {
+            name: arrays[f"task{number}.{name}"]
+            for name in ("query_rows", "pool_rows", "positive_rows", "positive_offsets")
+        }
         positives = np.split(part["positive_rows"], part["positive_offsets"][1:-1]) if len(part["query_rows"]) else []
         tasks.append(Task(task["name"], task["split"], part["query_rows"], part["pool_rows"], positives))
     return Vectors(items, queries, arrays["pair_query"], arrays["pair_item"], tasks), record["fingerprint"]
 
 
 def features_of(
-    ids: Sequence[str], *, image: np.ndarray | None = None, text: np.ndarray | None = None, wants: np.ndarray | None = None
+    ids: Sequence[str],
+    *,
+    image: np.ndarray | None = None,
+    text: np.ndarray | None = None,
+    wants: np.ndarray | None = None,
 ) -> Features:
     """Return plain arrays as features; a row of NaN marks a missing part, a missing array means no row has it."""
     size = len(ids)
@@ -82,7 +111,14 @@ def features_of(
         array[~there] = 0
         parts[name] = array, there
     none = np.zeros(0, np.int8)
-    return Features(list(ids), parts["image"][0], parts["text"][0], parts["image"][1], parts["text"][1], none if wants is None else wants)
+    return Features(
+        list(ids),
+        parts["image"][0],
+        parts["text"][0],
+        parts["image"][1],
+        parts["text"][1],
+        none if wants is None else wants,
+    )
 
 
 def _features_to_arrays(features: Features) -> dict[str, np.ndarray]:
@@ -92,4 +128,11 @@ def _features_to_arrays(features: Features) -> dict[str, np.ndarray]:
 
 def _features_from_arrays(arrays: dict[str, np.ndarray]) -> Features:
     ids = ids_from_arrays(arrays["id_bytes"], arrays["id_offsets"])
-    return Features(ids, arrays["image"], arrays["text"], arrays["has_image"].astype(bool), arrays["has_text"].astype(bool), arrays["wants"])
+    return Features(
+        ids,
+        arrays["image"],
+        arrays["text"],
+        arrays["has_image"].astype(bool),
+        arrays["has_text"].astype(bool),
+        arrays["wants"],
+    )

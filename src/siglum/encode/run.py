@@ -54,7 +54,9 @@ def encode_rows(rows: Sequence[Item | Query], encoder: Encoder, strict: bool) ->
     return Features([row.id for row in rows], image, text, has_image, has_text).rows(places)
 
 
-def _encode_sharded(name: str, rows: Sequence[Item | Query], encoder: Encoder, folder: Path, strict: bool) -> tuple[Features, int]:
+def _encode_sharded(
+    name: str, rows: Sequence[Item | Query], encoder: Encoder, folder: Path, strict: bool
+) -> tuple[Features, int]:
     """Encode shard by shard; a shard that is already there is not encoded again."""
     parts = []
     starts = range(0, len(rows), SHARD)
@@ -68,13 +70,19 @@ def _encode_sharded(name: str, rows: Sequence[Item | Query], encoder: Encoder, f
         parts.append(read_tensors(path))
     if not parts:
         raise SiglumError(f"there are no {name} to encode.")
-    joined = {part: np.concatenate([shard[part] for shard in parts]) for part in ("image", "text", "has_image", "has_text")}
+    joined = {
+        part: np.concatenate([shard[part] for shard in parts]) for part in ("image", "text", "has_image", "has_text")
+    }
     ids = [i for shard in parts for i in ids_from_arrays(shard["id_bytes"], shard["id_offsets"])]
-    features = Features(ids, joined["image"], joined["text"], joined["has_image"].astype(bool), joined["has_text"].astype(bool))
+    features = Features(
+        ids, joined["image"], joined["text"], joined["has_image"].astype(bool), joined["has_text"].astype(bool)
+    )
     return features, len(rows) - len(ids)
 
 
-def encode_collection(collection: Collection, encoder: Encoder, folder: Path, *, identity: str, strict: bool = False, resume: bool = False) -> Encoded:
+def encode_collection(
+    collection: Collection, encoder: Encoder, folder: Path, *, identity: str, strict: bool = False, resume: bool = False
+) -> Encoded:
     """Encode items and queries into `folder` (the `1-vectors` stage) and return what came of it."""
     shards = folder / "checkpoint"
     mark = {"identity": fingerprint(identity, encoder.fingerprint())}
@@ -94,7 +102,9 @@ def encode_collection(collection: Collection, encoder: Encoder, folder: Path, *,
         lost += gone
         parts.append(features)
         known = {query.id: query for query in queries}
-        about += [(split, known[i].task, [p for p in known[i].positives if not lost_items or p in here]) for i in features.ids]
+        about += [
+            (split, known[i].task, [p for p in known[i].positives if not lost_items or p in here]) for i in features.ids
+        ]
     pools = {key: [i for i in ids if i in here] for key, ids in collection.pools.items()}
     vectors = assemble(items, _join(parts), about, pools)
     mark_of = save_vectors(folder, vectors, {"collection": mark["identity"]}, encoder=encoder.name, skipped=lost)
@@ -103,7 +113,9 @@ def encode_collection(collection: Collection, encoder: Encoder, folder: Path, *,
 
 
 def _join(parts: list[Features]) -> Features:
-    arrays = [np.concatenate([getattr(part, name) for part in parts]) for name in ("image", "text", "has_image", "has_text")]
+    arrays = [
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("image", "text", "has_image", "has_text")
+    ]
     return Features([i for part in parts for i in part.ids], *arrays)
 
 

@@ -111,7 +111,10 @@ def new_fusion(vectors: Vectors, config: FusionConfig, seed: int, device: str) -
     init_module(fusion, seed)
     if config.standardise:
         x, q = np.unique(vectors.pair_item), np.unique(vectors.pair_query)
-        both = [np.concatenate([getattr(vectors.items, part)[x], getattr(vectors.queries, part)[q]]) for part in ("image", "text", "has_image", "has_text")]
+        both = [
+            np.concatenate([getattr(vectors.items, part)[x], getattr(vectors.queries, part)[q]])
+            for part in ("image", "text", "has_image", "has_text")
+        ]
         image, text, has_image, has_text = (torch.as_tensor(part) for part in both)
         fusion.standardise(image, text, has_image.bool(), has_text.bool())
     return fusion.to(device)
@@ -147,7 +150,12 @@ def fit_fusion(
         for step, rows in enumerate(progress(work, f"fusion: epoch {epoch + 1}/{config.epochs}", total=steps)):
             set_lr(optimiser, cosine_lr(config.lr, 0.1, 0.0, epoch * steps + step, config.epochs * steps))
             rows = dist.share(rows)
-            loss = contrastive_loss(fusion(*queries[pair_q[rows]]), fusion(*items[pair_x[rows]]), pair_x[rows].to(device), config.temperature)
+            loss = contrastive_loss(
+                fusion(*queries[pair_q[rows]]),
+                fusion(*items[pair_x[rows]]),
+                pair_x[rows].to(device),
+                config.temperature,
+            )
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
             dist.average_gradients(list(fusion.parameters()))
@@ -155,9 +163,22 @@ def fit_fusion(
             total += loss.detach()
         metrics: Metrics = {"loss_cl": float(dist.sum_over_processes(total)) / steps / dist.world()}
         if validation:
-            metrics["select"] = metrics["val_mrr"] = dense_mrr(embed(fusion, queries, device), embed(fusion, items, device), validation)
+            metrics["select"] = metrics["val_mrr"] = dense_mrr(
+                embed(fusion, queries, device), embed(fusion, items, device), validation
+            )
         return metrics
 
     identity = f"{config_fingerprint(config)}-{seed}-{fingerprint(pair_q, pair_x)}"
-    history = train("fusion", config.epochs, run_epoch, modules={"fusion": fusion}, optimiser=optimiser, seed=seed, folder=folder, resume=resume, identity=identity, log=log)
+    history = train(
+        "fusion",
+        config.epochs,
+        run_epoch,
+        modules={"fusion": fusion},
+        optimiser=optimiser,
+        seed=seed,
+        folder=folder,
+        resume=resume,
+        identity=identity,
+        log=log,
+    )
     return fusion.eval(), history

@@ -65,8 +65,12 @@ class Combiner(Fusion):
         self.image_in = nn.Linear(image_dim, config.projection)
         self.text_in = nn.Linear(text_dim, config.projection)
         wide = 2 * config.projection
-        self.mlp = nn.Sequential(nn.Linear(wide, config.hidden), nn.ReLU(), nn.Dropout(config.dropout), nn.Linear(config.hidden, config.dim))
-        self.gate = nn.Sequential(nn.Linear(wide, config.hidden), nn.ReLU(), nn.Dropout(config.dropout), nn.Linear(config.hidden, 1))
+        self.mlp = nn.Sequential(
+            nn.Linear(wide, config.hidden), nn.ReLU(), nn.Dropout(config.dropout), nn.Linear(config.hidden, config.dim)
+        )
+        self.gate = nn.Sequential(
+            nn.Linear(wide, config.hidden), nn.ReLU(), nn.Dropout(config.dropout), nn.Linear(config.hidden, 1)
+        )
         self.image_skip = _skip(image_dim, config.dim)
         self.text_skip = _skip(text_dim, config.dim)
         self.drop = nn.Dropout(config.dropout)
@@ -117,7 +121,9 @@ class NoFusion(Fusion):
         super().__init__(image_dim, text_dim)
         for name, dim in (("image", image_dim), ("text", text_dim)):
             if dim not in (0, config.dim):
-                raise SiglumError(f"fusion none keeps features as they are, so {name} features must have {config.dim} numbers, not {dim}.")
+                raise SiglumError(
+                    f"fusion none keeps features as they are, so {name} features must have {config.dim} numbers, not {dim}."
+                )
         self.dim = config.dim
 
     def mix(self, image: Tensor, text: Tensor, mask_i: Tensor, mask_t: Tensor) -> Tensor:

@@ -18,7 +18,9 @@ def save_decoder(folder: Path, decoder: CodeDecoder, tokenizer: str, **facts: An
     begin_stage(folder)
     write_tensors(folder / "decoder.safetensors", decoder.state_dict())
     shape = {"sizes": list(decoder.sizes), "query_dim": decoder.query_dim}
-    return finish_stage(folder, stage=STAGE, inputs={"tokenizer": tokenizer}, decoder=as_dict(decoder.config), **shape, **facts)
+    return finish_stage(
+        folder, stage=STAGE, inputs={"tokenizer": tokenizer}, decoder=as_dict(decoder.config), **shape, **facts
+    )
 
 
 def load_decoder(folder: Path, tokenizer: str, device: str = "cpu") -> CodeDecoder:

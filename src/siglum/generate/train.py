@@ -44,7 +44,9 @@ def soft_code_targets(residual_PD: Tensor, codebook_VD: Tensor, temperature: flo
     return (-distance / temperature).softmax(-1)
 
 
-def decoder_loss(decoder: CodeDecoder, query_PD: Tensor, codes_PT: Tensor, soft: list[Tensor | None] | None = None) -> Tensor:
+def decoder_loss(
+    decoder: CodeDecoder, query_PD: Tensor, codes_PT: Tensor, soft: list[Tensor | None] | None = None
+) -> Tensor:
     """Cross-entropy, mean over pairs and over the T tokens; `soft` replaces one-hot targets where given."""
     if decoder.config.softmax == "joint":
         logits = decoder.joint_logits(query_PD, codes_PT)
@@ -119,7 +121,9 @@ class _Run:
         generator = torch.Generator().manual_seed(seed_of(self.seed, "decoder", epoch))
         total = torch.zeros((), device=self.device)
         work = batches(len(self.pair_q), self.config.batch_size, generator)
-        for step, rows in enumerate(progress(work, f"decoder: epoch {epoch + 1}/{self.config.epochs}", total=self.steps)):
+        for step, rows in enumerate(
+            progress(work, f"decoder: epoch {epoch + 1}/{self.config.epochs}", total=self.steps)
+        ):
             total += self._step(rows.to(self.device), epoch * self.steps + step)
         return {"loss": float(total) / self.steps, **self._validate()}
 
@@ -160,7 +164,11 @@ class _Run:
                 hits[level] += float((logits.argmax(-1) == codes[:, level]).sum())
             count += len(codes)
         per_level = [round(value, 4) for value in (losses / count).tolist()]
-        return {"val_loss": float(losses.mean() / count), "val_loss_levels": per_level, "val_accuracy": [round(v, 4) for v in (hits / count).tolist()]}
+        return {
+            "val_loss": float(losses.mean() / count),
+            "val_loss_levels": per_level,
+            "val_accuracy": [round(v, 4) for v in (hits / count).tolist()],
+        }
 
 
 def _validation_pairs(vectors: Vectors, device: str) -> tuple[Tensor, Tensor]:
@@ -168,4 +176,6 @@ def _validation_pairs(vectors: Vectors, device: str) -> tuple[Tensor, Tensor]:
     for task in vectors.of_split("val"):
         queries.extend(task.query_rows.tolist())
         items.extend(int(rows[0]) for rows in task.positives)
-    return torch.as_tensor(queries, dtype=torch.long, device=device), torch.as_tensor(items, dtype=torch.long, device=device)
+    return torch.as_tensor(queries, dtype=torch.long, device=device), torch.as_tensor(
+        items, dtype=torch.long, device=device
+    )

@@ -44,7 +44,12 @@ class FlatRanker:
 
     def rank(self, query_rows: np.ndarray, pool_rows: np.ndarray, k: int) -> list[Ranking]:
         """Search the pool's vectors one by one."""
-        found = flat_search(self.query_MD[torch.as_tensor(query_rows)], self.item_ND[torch.as_tensor(pool_rows)], k, squared_distance=self.squared_distance)
+        found = flat_search(
+            self.query_MD[torch.as_tensor(query_rows)],
+            self.item_ND[torch.as_tensor(pool_rows)],
+            k,
+            squared_distance=self.squared_distance,
+        )
         return [Ranking(pool_rows[r.position], r.row, r.score) for r in found]
 
 
@@ -65,7 +70,9 @@ class BeamRanker:
         if len(pool_rows) != len(self.index_rows) or set(pool_rows.tolist()) != set(self.index_rows.tolist()):
             allowed = self.index.allow(np.isin(self.index_rows, pool_rows))
         queries = self.query_MD[torch.as_tensor(query_rows)]
-        found = search_items(self.scorer, self.index, queries, beam=self.beam, k=k, batch_size=self.batch_size, allowed=allowed)
+        found = search_items(
+            self.scorer, self.index, queries, beam=self.beam, k=k, batch_size=self.batch_size, allowed=allowed
+        )
         return [Ranking(self.index_rows[r.position], r.row, r.score) for r in found]
 
 
@@ -77,7 +84,10 @@ def union_rows(tasks: Iterable[Task]) -> np.ndarray:
 def qrels_of_task(vectors: Vectors, task: Task) -> Qrels:
     """Return the task's relevance judgements by id."""
     items, queries = vectors.items.ids, vectors.queries.ids
-    return {queries[int(row)]: {items[int(p)]: 1 for p in found} for row, found in zip(task.query_rows, task.positives, strict=True)}
+    return {
+        queries[int(row)]: {items[int(p)]: 1 for p in found}
+        for row, found in zip(task.query_rows, task.positives, strict=True)
+    }
 
 
 def run_of_task(vectors: Vectors, task: Task, rankings: list[Ranking]) -> Run:
@@ -99,7 +109,13 @@ class Evaluation:
 
 
 def evaluate_systems(
-    vectors: Vectors, tasks: list[Task], systems: dict[str, Ranker], *, k: int = 10, union: bool = True, measures: tuple[str, ...] = MEASURES
+    vectors: Vectors,
+    tasks: list[Task],
+    systems: dict[str, Ranker],
+    *,
+    k: int = 10,
+    union: bool = True,
+    measures: tuple[str, ...] = MEASURES,
 ) -> Evaluation:
     """Evaluate systems on tasks through ir-measures; queries without results count as misses."""
     result = Evaluation()

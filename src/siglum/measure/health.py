@@ -60,7 +60,9 @@ def tokenizer_health(quantizer: ResidualQuantizer, vector_ND: Tensor, codes_NT: 
         share = count[count > 0] / count.sum()
         entropy = max(0.0, float(-(share * share.log2()).sum()))
         used = int((count > 0).sum())
-        levels.append(LevelHealth(len(book), used / len(book), entropy, len(book) - used, float(residual.square().sum(-1).mean())))
+        levels.append(
+            LevelHealth(len(book), used / len(book), entropy, len(book) - used, float(residual.square().sum(-1).mean()))
+        )
     _, group = np.unique(codes_NT.cpu().numpy(), axis=0, return_counts=True)
     shared = int(group[group > 1].sum())
     return Health(len(codes_NT), len(group), shared / len(codes_NT), int(group.max()), levels[-1].error, levels)

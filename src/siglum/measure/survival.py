@@ -16,7 +16,9 @@ from siglum.search.scorers import Scorer
 
 
 @torch.no_grad()
-def token_survival(query_QD: Tensor, codes_QT: Tensor, codebooks: list[Tensor], beam: int, first: int = 0) -> list[float]:
+def token_survival(
+    query_QD: Tensor, codes_QT: Tensor, codebooks: list[Tensor], beam: int, first: int = 0
+) -> list[float]:
     """Per-level token survival under the quantised oracle (the paper's Fig. 2a), residual levels from `first` on.
 
     At each level the preceding target prefix is given; the target token survives if it is among the top `beam`
@@ -31,7 +33,13 @@ def token_survival(query_QD: Tensor, codes_QT: Tensor, codebooks: list[Tensor], 
 
 
 def beam_survival(
-    scorer: Scorer, index: Index, query_QD: Tensor, target_rows: np.ndarray, beam: int, allowed: Allowed | None = None, batch_size: int = 64
+    scorer: Scorer,
+    index: Index,
+    query_QD: Tensor,
+    target_rows: np.ndarray,
+    beam: int,
+    allowed: Allowed | None = None,
+    batch_size: int = 64,
 ) -> list[float]:
     """Cumulative survival in the real beam: the share of queries whose target's prefix is live after each token.
 

@@ -69,7 +69,12 @@ def best_per_query(query_C: np.ndarray, score_C: np.ndarray, beam: int, num_quer
 
 
 def beam_search(
-    scorer: Scorer, index: Index, query_QD: Tensor, beam: int, allowed: Allowed | None = None, trace: list[Beams] | None = None
+    scorer: Scorer,
+    index: Index,
+    query_QD: Tensor,
+    beam: int,
+    allowed: Allowed | None = None,
+    trace: list[Beams] | None = None,
 ) -> Beams:
     """Return the surviving leaves of every query; `trace` collects the live prefixes after every level."""
     if beam < 1:
@@ -97,7 +102,12 @@ def beam_search(
 
 
 def rank_items(
-    index: Index, beams: Beams, num_queries: int, k: int, allowed: Allowed | None = None, dense: tuple[Tensor, Tensor] | None = None
+    index: Index,
+    beams: Beams,
+    num_queries: int,
+    k: int,
+    allowed: Allowed | None = None,
+    dense: tuple[Tensor, Tensor] | None = None,
 ) -> list[Ranking]:
     """Unfold leaves into ranked items, at most `k` a query; fewer where the beam owns fewer.
 
@@ -143,5 +153,7 @@ def as_hits(index: Index, ranking: Ranking) -> list[Hit]:
     ids = index.ids
     return [
         Hit(ids[int(position)], float(score), tuple(int(code) for code in path), rank)
-        for rank, (position, score, path) in enumerate(zip(ranking.position, ranking.score, codes, strict=True), start=1)
+        for rank, (position, score, path) in enumerate(
+            zip(ranking.position, ranking.score, codes, strict=True), start=1
+        )
     ]

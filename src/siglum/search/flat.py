@@ -12,7 +12,9 @@ from torch import Tensor
 from siglum.search.beam import Ranking
 
 
-def flat_search(query_QD: Tensor, item_ND: Tensor, k: int, *, squared_distance: bool = False, chunk: int = 65_536) -> list[Ranking]:
+def flat_search(
+    query_QD: Tensor, item_ND: Tensor, k: int, *, squared_distance: bool = False, chunk: int = 65_536
+) -> list[Ranking]:
     """Return the k best items of every query; positions are rows of `item_ND`, ties go to the lower row.
 
     The score is <q, x>, or 2 <q, x> - |x|^2 with `squared_distance` (the same order as -|q - x|^2).

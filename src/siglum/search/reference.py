@@ -41,7 +41,9 @@ def oracle_score(query_D: Tensor, codebooks: list[Tensor]) -> PrefixScore:
 
 def geometry_score(query_D: Tensor, codebooks: list[Tensor]) -> PrefixScore:
     """|q|^2 - |q - x̂_p|^2."""
-    return lambda prefix, siblings: float(query_D.square().sum() - (query_D - _reconstruct(codebooks, prefix)).square().sum())
+    return lambda prefix, siblings: float(
+        query_D.square().sum() - (query_D - _reconstruct(codebooks, prefix)).square().sum()
+    )
 
 
 def decoder_score(query_D: Tensor, decoder: CodeDecoder, normalisation: str = "level") -> PrefixScore:
@@ -69,7 +71,9 @@ def decoder_score(query_D: Tensor, decoder: CodeDecoder, normalisation: str = "l
     return score
 
 
-def fused_score(query_D: Tensor, decoder: CodeDecoder, codebooks: list[Tensor], omega: float, normalisation: str = "level") -> PrefixScore:
+def fused_score(
+    query_D: Tensor, decoder: CodeDecoder, codebooks: list[Tensor], omega: float, normalisation: str = "level"
+) -> PrefixScore:
     """log P(p | q) + omega (|q|^2 - |q - x̂_p|^2): geometric score fusion, telescoped (eq. cdsb)."""
     spoken, near = decoder_score(query_D, decoder, normalisation), geometry_score(query_D, codebooks)
     return lambda prefix, siblings: spoken(prefix, siblings) + omega * near(prefix, siblings)

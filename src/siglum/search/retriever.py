@@ -105,13 +105,17 @@ class Retriever:
         rankings = self.rank(self.vectors(queries, "queries"), k=k, within=within, **options)
         return [as_hits(self.index, ranking) for ranking in rankings]
 
-    def rank(self, query_QD: Tensor, *, k: int = 10, within: Iterable[str] | np.ndarray | None = None, **options: Any) -> list[Ranking]:
+    def rank(
+        self, query_QD: Tensor, *, k: int = 10, within: Iterable[str] | np.ndarray | None = None, **options: Any
+    ) -> list[Ranking]:
         """Return rankings for fused query vectors (Q, D)."""
         if k < 1:
             raise SiglumError(f"k must be at least 1, not {k}.")
         config: SearchConfig = from_dict(SearchConfig, {**as_dict(self.config), **options})
         if config.leaf_order == "dense" and self.item_ND is None:
-            raise SiglumError("this index keeps no vectors to order the items of one leaf by; index with kept vectors, or use leaf order pool.")
+            raise SiglumError(
+                "this index keeps no vectors to order the items of one leaf by; index with kept vectors, or use leaf order pool."
+            )
         return search_items(
             self.scorer(config),
             self.index,
@@ -126,9 +130,14 @@ class Retriever:
     def vectors(self, features: Features, what: str = "items") -> Tensor:
         """Return the fused unit vectors (N, D) of frozen features, after checking them."""
         fusion = self.tokenizer.fusion
-        for part, rows, dim in (("image", features.image, len(fusion.image_shift)), ("text", features.text, len(fusion.text_shift))):
+        for part, rows, dim in (
+            ("image", features.image, len(fusion.image_shift)),
+            ("text", features.text, len(fusion.text_shift)),
+        ):
             if rows.shape[1] != dim:
-                raise SiglumError(f"{part} features of the {what} have {rows.shape[1]} numbers, but this run was made with {dim}.")
+                raise SiglumError(
+                    f"{part} features of the {what} have {rows.shape[1]} numbers, but this run was made with {dim}."
+                )
         check_features(features, what)
         return embed(fusion, features, self.device)
 
@@ -154,7 +163,9 @@ class Retriever:
         """Write all that a later `load` needs (models, index, configuration) into a folder."""
         root = Path(folder)
         encoder = self.encoder.name if self.encoder else "none"
-        own = save_tokenizer(root / "2-tokenizer", self.tokenizer, self.tokenizer.fusion, {"vectors": "none"}, encoder=encoder)
+        own = save_tokenizer(
+            root / "2-tokenizer", self.tokenizer, self.tokenizer.fusion, {"vectors": "none"}, encoder=encoder
+        )
         if self.decoder is not None:
             save_decoder(root / "3-decoder", self.decoder, own)
         save_index(root / "4-index", self.index, self.item_ND)
@@ -162,7 +173,9 @@ class Retriever:
 
     def _encode(self, rows: Sequence[Item] | Sequence[Query]) -> Features:
         if self.encoder is None:
-            raise SiglumError("this run was made from plain vectors and has no encoder; use search_features and features.")
+            raise SiglumError(
+                "this run was made from plain vectors and has no encoder; use search_features and features."
+            )
         return encode_rows(rows, self.encoder, strict=True)
 
 

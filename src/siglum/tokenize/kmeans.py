@@ -32,7 +32,9 @@ def seed_centroids(vector_ND: Tensor, num: int, generator: torch.Generator) -> T
             index = torch.as_tensor(position % len(sample), device=sample.device)
         else:
             running = gap.double().cumsum(0)
-            index = torch.searchsorted(running, draws[position].double().to(running.device) * running[-1]).clamp(max=len(sample) - 1)
+            index = torch.searchsorted(running, draws[position].double().to(running.device) * running[-1]).clamp(
+                max=len(sample) - 1
+            )
         chosen[position] = index
         gap = torch.minimum(gap, (sample - sample[index]).square().sum(-1))
     return sample[chosen].clone()
@@ -41,7 +43,9 @@ def seed_centroids(vector_ND: Tensor, num: int, generator: torch.Generator) -> T
 def kmeans(vector_ND: Tensor, num: int, iterations: int, generator: torch.Generator) -> Tensor:
     """Return `num` centroids (K, D); an empty cluster restarts at a random vector."""
     if len(vector_ND) < num:
-        raise SiglumError(f"{num} codewords need at least {num} training vectors, but there are {len(vector_ND)}; choose a smaller vocabulary.")
+        raise SiglumError(
+            f"{num} codewords need at least {num} training vectors, but there are {len(vector_ND)}; choose a smaller vocabulary."
+        )
     vectors = vector_ND.float()
     centroids = seed_centroids(vectors, num, generator)
     for _ in range(iterations):

@@ -35,7 +35,9 @@ class ResidualQuantizer(nn.Module):
         self.dim = dim
         self.sizes: tuple[int, ...] = (() if config.modality == "none" else (NUM_MODALITIES,)) + tuple(config.vocab)
         learn = config.update != "ema"
-        self.codebooks = nn.ParameterList(nn.Parameter(torch.zeros(size, dim), requires_grad=learn) for size in self.sizes)
+        self.codebooks = nn.ParameterList(
+            nn.Parameter(torch.zeros(size, dim), requires_grad=learn) for size in self.sizes
+        )
         if self.has_modality and not config.modality_vector:
             self.codebooks[0].requires_grad_(False)
         for level, size in enumerate(self.sizes):
@@ -94,7 +96,11 @@ class ResidualQuantizer(nn.Module):
 
     @torch.no_grad()
     def initialise(
-        self, vector_ND: Tensor, modality_N: Tensor | None, generator: torch.Generator, vectors_a_step: int | None = None
+        self,
+        vector_ND: Tensor,
+        modality_N: Tensor | None,
+        generator: torch.Generator,
+        vectors_a_step: int | None = None,
     ) -> None:
         """K-means level by level on the residuals of up to `kmeans_per_code` vectors a codeword.
 
@@ -150,7 +156,9 @@ class ResidualQuantizer(nn.Module):
         return (count + EPSILON) / (total + len(count) * EPSILON) * total
 
     @torch.no_grad()
-    def fit_step(self, residuals: list[Tensor], codes_NT: Tensor, generator: torch.Generator) -> list[tuple[int, Tensor]]:
+    def fit_step(
+        self, residuals: list[Tensor], codes_NT: Tensor, generator: torch.Generator
+    ) -> list[tuple[int, Tensor]]:
         """One EMA step on the residuals of this batch, then revive dead codes; return (level, revived codes)."""
         revived = []
         for level in range(len(self.sizes)):

@@ -35,7 +35,9 @@ def ascending(levels: int, sizes: Sequence[int] = PAPER_SIZES) -> tuple[int, ...
 def descending(levels: int, sizes: Sequence[int] = PAPER_SIZES[::-1]) -> tuple[int, ...]:
     """Large vocabularies first: the paper's counter-example."""
     if list(sizes) != sorted(sizes, reverse=True):
-        raise SiglumError(f"descending() needs sizes in descending order, not {list(sizes)}; use custom() for any order.")
+        raise SiglumError(
+            f"descending() needs sizes in descending order, not {list(sizes)}; use custom() for any order."
+        )
     return tiers(levels, sizes)
 
 

@@ -27,7 +27,9 @@ def save_tokenizer(folder: Path, tokenizer: Tokenizer, dense: Fusion, inputs: di
     write_tensors(folder / "quantizer.safetensors", tokenizer.quantizer.state_dict())
     shape = {"image_dim": len(tokenizer.fusion.image_shift), "text_dim": len(tokenizer.fusion.text_shift)}
     own = tokenizer.fingerprint()
-    finish_stage(folder, stage=STAGE, inputs=inputs, fusion=fusion, tokenizer=config, tokenizer_fingerprint=own, **shape, **facts)
+    finish_stage(
+        folder, stage=STAGE, inputs=inputs, fusion=fusion, tokenizer=config, tokenizer_fingerprint=own, **shape, **facts
+    )
     return own
 
 
@@ -50,5 +52,7 @@ def load_weights(module: nn.Module, path: Path, device: str) -> None:
     try:
         module.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in read_tensors(path).items()})
     except RuntimeError as error:
-        raise SiglumError(f"{path} does not fit the configuration it lies beside ({str(error).splitlines()[-1].strip()}).") from error
+        raise SiglumError(
+            f"{path} does not fit the configuration it lies beside ({str(error).splitlines()[-1].strip()})."
+        ) from error
     module.to(device).eval()

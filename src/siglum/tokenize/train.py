@@ -31,7 +31,10 @@ class Tokenizer:
 
     def fingerprint(self) -> str:
         """Return the fingerprint of all weights and codewords."""
-        weights = {**self.fusion.state_dict(), **{f"code.{name}": value for name, value in self.quantizer.codebooks.state_dict().items()}}
+        weights = {
+            **self.fusion.state_dict(),
+            **{f"code.{name}": value for name, value in self.quantizer.codebooks.state_dict().items()},
+        }
         return fingerprint(*[part for name in sorted(weights) for part in (name, weights[name])])
 
     def codebooks(self) -> list[Tensor]:
@@ -83,7 +86,13 @@ def _first_places(target_id_N: Tensor) -> Tensor:
 
 def total_loss(losses: dict[str, Tensor], config: TokenizerConfig, ramp: float) -> Tensor:
     """L_total (eq. stage1) with lambda times the warm-up ramp."""
-    weights = {"cl": 1.0, "rq": config.rq_weight, "codebook": config.rq_weight, "mse": config.mse_weight, "rank": config.rank_weight * ramp}
+    weights = {
+        "cl": 1.0,
+        "rq": config.rq_weight,
+        "codebook": config.rq_weight,
+        "mse": config.mse_weight,
+        "rank": config.rank_weight * ramp,
+    }
     return torch.stack([weights[name] * loss for name, loss in losses.items()]).sum()
 
 
@@ -137,7 +146,9 @@ class _Run:
             self.fixed = embed(fusion, self.queries, device), embed(fusion, self.items, device)
         self.quantizer = ResidualQuantizer(config, fusion.config.dim).to(device)
         self._initialise()
-        groups: list[tuple[torch.nn.Module | list[torch.nn.Parameter], float, float]] = [(list(self.quantizer.codebooks), 1.0, 0.0)]
+        groups: list[tuple[torch.nn.Module | list[torch.nn.Parameter], float, float]] = [
+            (list(self.quantizer.codebooks), 1.0, 0.0)
+        ]
         if learns:
             groups.append((fusion, config.fusion_lr_scale, config.weight_decay))
         learned = [*self.quantizer.codebooks, *(fusion.parameters() if learns else ())]
@@ -147,7 +158,10 @@ class _Run:
 
     def _initialise(self) -> None:
         generator = torch.Generator().manual_seed(seed_of(self.seed, "kmeans"))
-        query, item = self.fixed or (embed(self.fusion, self.queries, self.device), embed(self.fusion, self.items, self.device))
+        query, item = self.fixed or (
+            embed(self.fusion, self.queries, self.device),
+            embed(self.fusion, self.items, self.device),
+        )
         rows = torch.unique(self.pair_x)
         vectors, kinds = item[rows], self.modality[rows]
         if self.config.statistics == "both":
@@ -168,7 +182,9 @@ class _Run:
         used = [torch.zeros(size, dtype=torch.bool, device=self.device) for size in self.quantizer.sizes]
         revived = 0
         work = batches(len(self.pair_q), self.config.batch_size, generator)
-        for step, rows in enumerate(progress(work, f"tokenizer: epoch {epoch + 1}/{self.config.epochs}", total=self.steps)):
+        for step, rows in enumerate(
+            progress(work, f"tokenizer: epoch {epoch + 1}/{self.config.epochs}", total=self.steps)
+        ):
             losses, codes, count = self._step(dist.share(rows), epoch * self.steps + step, generator)
             revived += count
             for name, value in losses.items():
@@ -187,7 +203,9 @@ class _Run:
         total_steps = config.epochs * self.steps
         query, target = self._vectors(self.pair_q[rows], self.pair_x[rows])
         target_id = self.pair_x[rows].to(self.device)
-        losses, residuals, codes = tokenizer_losses(self.quantizer, query, target, target_id, self.modality[target_id], self.fusion.config.temperature)
+        losses, residuals, codes = tokenizer_losses(
+            self.quantizer, query, target, target_id, self.modality[target_id], self.fusion.config.temperature
+        )
         ramp = min(1.0, (step + 1) / max(1.0, config.warmup * total_steps))
         if self.optimiser is not None:
             set_lr(self.optimiser, cosine_lr(config.lr, 0.1, 0.0, step, total_steps))
