@@ -1,14 +1,27 @@
-"""Shared test data: a small random collection with all three modalities, made with numpy alone."""
+"""Shared test data: a small random collection with all three modalities, random tries, and one whole tiny run."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from torch import Tensor
 
+from siglum import pipeline
+from siglum.config import DecoderConfig, WorldConfig
+from siglum.data.collection import world_collection
+from siglum.data.world import World
+from siglum.encode.builtin import BuiltinEncoder
+from siglum.generate.decoder import CodeDecoder
+from siglum.index import Index
+from siglum.pipeline import RunFolder
+from siglum.recipes import recipe
 from siglum.types import Features, Task, Vectors
 
 MakeVectors = Callable[..., Vectors]
@@ -60,7 +73,7 @@ def build_vectors(seed: int = 0, image_dim: int = 16, text_dim: int = 12, noise:
     return Vectors(items, queries, np.arange(NUM_TRAIN), target[:NUM_TRAIN], tasks)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_vectors() -> MakeVectors:
     """A function that makes a random collection: (seed, image_dim, text_dim, noise)."""
     return build_vectors
@@ -70,3 +83,81 @@ def make_vectors() -> MakeVectors:
 def vectors() -> Vectors:
     """300 items and 400 queries of all three modalities, with training pairs, val and test tasks."""
     return build_vectors()
+
+
+@dataclass
+class System:
+    """Random codes in an index, with codebooks, an untrained decoder and unit queries that fit them."""
+
+    codes: np.ndarray
+    """In pool order (N, L)."""
+    index: Index
+    codebooks: list[Tensor]
+    decoder: CodeDecoder
+    query: Tensor
+
+    def reconstructions(self) -> Tensor:
+        """Return the full reconstruction of every item in pool order (N, D)."""
+        return sum(book[torch.as_tensor(self.codes[:, level])] for level, book in enumerate(self.codebooks))
+
+    def log_probability(self) -> Tensor:
+        """Return log P(codes | q) of every query and item by teacher forcing (Q, N)."""
+        codes = torch.as_tensor(self.codes)
+        rows = []
+        with torch.no_grad():
+            for query in self.query:
+                logits = self.decoder(query.expand(len(codes), -1), codes)
+                rows.append(sum(x.log_softmax(-1).gather(1, codes[:, [i]])[:, 0] for i, x in enumerate(logits)))
+        return torch.stack(rows)
+
+
+MakeSystem = Callable[..., System]
+SMALL_DECODER = DecoderConfig(d_model=16, d_ff=32, d_kv=4, heads=2, encoder_layers=1, decoder_layers=2, soft_tokens=2)
+
+
+def build_system(
+    seed: int = 0, items: int = 24, sizes: tuple[int, ...] = (3, 4, 5, 4), queries: int = 3, dim: int = 6
+) -> System:
+    """Return a random trie with shared prefixes; about a fifth of the items have the codes of another one."""
+    rng = np.random.default_rng(seed)
+    codes = np.stack([rng.integers(0, size, items) for size in sizes], 1)
+    copies = rng.permutation(items)[: items // 5]
+    codes[copies] = codes[rng.integers(0, items, len(copies))]
+    generator = torch.Generator().manual_seed(seed)
+    books = [0.5**level * torch.randn(size, dim, generator=generator) / dim**0.5 for level, size in enumerate(sizes)]
+    decoder = CodeDecoder(SMALL_DECODER, sizes, dim, generator).eval()
+    query = torch.nn.functional.normalize(torch.randn(queries, dim, generator=generator), dim=1)
+    return System(codes, Index.build([f"x{i}" for i in range(items)], codes, sizes, "tok"), books, decoder, query)
+
+
+@pytest.fixture(scope="session")
+def make_system() -> MakeSystem:
+    """A function that makes a random trie with codebooks, decoder and queries: (seed, items, sizes, queries, dim)."""
+    return build_system
+
+
+WORLD_ITEMS = 480
+
+
+@pytest.fixture(scope="session")
+def world() -> World:
+    """The carried world behind `world_run`."""
+    return World(WORLD_ITEMS, 0)
+
+
+@pytest.fixture(scope="session")
+def world_run(tmp_path_factory: pytest.TempPathFactory, world: World) -> Path:
+    """A finished run folder (stages 1 to 4) on a tiny world; read it, never write to it."""
+    run = RunFolder(tmp_path_factory.mktemp("world") / "run")
+    run.write_config(replace(recipe("pro", "tiny"), world=WorldConfig(items=WORLD_ITEMS)))
+    pipeline.make_vectors(run, world_collection(world), BuiltinEncoder(), identity=f"world {WORLD_ITEMS} 0 1")
+    pipeline.make_tokenizer(run)
+    pipeline.make_decoder(run)
+    pipeline.make_index(run)
+    return run.root
+
+
+@pytest.fixture
+def run_copy(world_run: Path, tmp_path: Path) -> Path:
+    """A copy of `world_run` that a test may change."""
+    return Path(shutil.copytree(world_run, tmp_path / "run"))

@@ -10,7 +10,7 @@ import numpy as np
 
 from siglum.config import RunConfig
 from siglum.data.collection import assemble
-from siglum.data.vectors import features_of
+from siglum.data.vectors import features_of, with_widths
 from siglum.pipeline import RunFolder, make_decoder, make_index, make_tokenizer, take_vectors
 from siglum.recipes import recipe_for
 from siglum.search.retriever import Retriever
@@ -43,6 +43,9 @@ def fit(
         hits = retriever.search_features(siglum.features(query_vectors[:1]), k=5)
     """
     item_features, query_features = _features(items, "item", item_ids), _features(queries, "query", None)
+    widths = [_width(item_features, query_features, part) for part in ("image", "text")]
+    item_features = with_widths(item_features, *widths, "items")
+    query_features = with_widths(query_features, *widths, "queries")
     if len(positives) != len(query_features):
         raise SiglumError(f"there are {len(query_features)} queries but {len(positives)} entries in positives.")
     if not 0 <= validation < 1:
@@ -50,10 +53,10 @@ def fit(
     held_out = np.random.default_rng(seed).random(len(query_features)) < validation
     about = []
     for row, found in enumerate(positives):
-        rows = [int(found)] if np.ndim(found) == 0 else [int(p) for p in found]  # type: ignore[arg-type, union-attr]
-        if not rows or min(rows) < 0 or max(rows) >= len(item_features):
+        rows = np.atleast_1d(np.asarray(found))
+        if rows.dtype.kind not in "iu" or not len(rows) or rows.min() < 0 or rows.max() >= len(item_features):
             raise SiglumError(
-                f"positives of query {row} are {rows}, but must be rows of the {len(item_features)} items."
+                f"positives of query {row} are {rows.tolist()}, but must be rows of the {len(item_features)} items."
             )
         about.append(("val" if held_out[row] else "train", "", [item_features.ids[p] for p in rows]))
     vectors = assemble(item_features, query_features, about, {})
@@ -75,9 +78,17 @@ def features(arrays: Arrays, ids: Sequence[str] | None = None) -> Features:
 def _features(arrays: Arrays, what: str, ids: Sequence[str] | None) -> Features:
     if isinstance(arrays, Features):
         return arrays
-    parts = dict(arrays) if isinstance(arrays, Mapping) else {"text": arrays}
+    parts = {
+        name: np.asarray(rows) for name, rows in (arrays if isinstance(arrays, Mapping) else {"text": arrays}).items()
+    }
     unknown = sorted(set(parts) - {"image", "text"})
     if unknown or not parts:
         raise SiglumError(f"feature arrays are named image and text, not {', '.join(unknown) or 'nothing'}.")
-    size = len(next(iter(parts.values())))
-    return features_of(ids or [f"{what}{row}" for row in range(size)], image=parts.get("image"), text=parts.get("text"))
+    size = next(iter(parts.values())).shape[:1] or (0,)
+    names = [f"{what}{row}" for row in range(size[0])] if ids is None else ids
+    return features_of(names, image=parts.get("image"), text=parts.get("text"))
+
+
+def _width(items: Features, queries: Features, part: str) -> int:
+    """Return the width of a part: that of the items, or of the queries where no item has it."""
+    return int(getattr(items, part).shape[1] or getattr(queries, part).shape[1])

@@ -1,16 +1,18 @@
-"""The demo: GENIUS and PRO on the carried world, one report."""
+"""The demo: GENIUS and PRO on the carried world, side by side, and one report."""
 
 from __future__ import annotations
 
-import copy
 import os
 import shutil
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import torch
 
 from siglum.config import RunConfig
 from siglum.data.collection import world_collection
@@ -18,16 +20,16 @@ from siglum.data.pictures import load_picture
 from siglum.data.world import TASKS, World
 from siglum.encode.builtin import BuiltinEncoder
 from siglum.files import STAGE_FILE, write_json, write_text
-from siglum.fuse.modules import Fusion
+from siglum.log import Reporter, Tick, reporting
 from siglum.measure.evaluate import Evaluation, Ranker
 from siglum.measure.report import Example, Shown, render_report
 from siglum.pipeline import (
     RunFolder,
-    Systems,
     beam_survival_of,
     evaluate_run,
     health_of,
     make_decoder,
+    make_dense,
     make_index,
     make_tokenizer,
     make_vectors,
@@ -35,154 +37,210 @@ from siglum.pipeline import (
     survival_of,
 )
 from siglum.recipes import recipe
-from siglum.tokenize.store import load_tokenizer
 from siglum.types import Item, Query
 
-SYSTEMS = ("dense", "scan", "geometry", "genius", "pro")
-EXAMPLE_SIZE = 144
-EXAMPLES_A_TASK = 1
+T = TypeVar("T")
+PRO, GENIUS, NO_PD = "pro", "genius", "pro_without_pd"
+RECIPE_OF = {PRO: "pro", GENIUS: "genius", NO_PD: "vs_sf"}
+PICTURE_SIZE = 144
+UNION_QUERIES = 200
+"""Queries a task asked against the union pool: it is three times as large and tells the same story."""
+
+
+@dataclass(slots=True)
+class Measured:
+    """What was measured of one run."""
+
+    found: Evaluation
+    survival: list[float]
+    beam_survival: dict[str, list[float]]
+    health: dict[str, Any]
 
 
 def run_demo(
-    out: Path, *, scale: str, seed: int, device: str, resume: bool, say: Callable[[str], None]
+    out: Path,
+    *,
+    scale: str,
+    seed: int,
+    device: str,
+    resume: bool,
+    say: Callable[[str], None],
+    reporter: Reporter | None = None,
 ) -> dict[str, Any]:
-    """Train PRO in `out`, GENIUS and PRO without distillation in `out`/baselines, and write the report."""
+    """Train PRO in `out`, GENIUS and PRO without distillation in `out`/baselines, and write the report.
+
+    The runs are independent once they have the fused space, so they go through two processes of one thread each.
+    """
     if not resume and out.exists():
         shutil.rmtree(out)
-    pro, genius, no_pd = (
-        RunFolder(out),
-        RunFolder(out / "baselines" / "genius"),
-        RunFolder(out / "baselines" / "pro_without_pd"),
-    )
-    configs = {name: recipe(name, scale, seed) for name in ("pro", "genius", "vs_sf")}
-    pro.write_config(replace(configs["pro"], world=replace(configs["pro"].world, seed=seed)))
-    world = World(configs["pro"].world.items, seed)
+    folders = {PRO: out, GENIUS: out / "baselines" / GENIUS, NO_PD: out / "baselines" / NO_PD}
+    configs = {name: with_world_seed(recipe(RECIPE_OF[name], scale, seed)) for name in folders}
+    for name, folder in folders.items():
+        RunFolder(folder).write_config(configs[name])
+    world = World(configs[PRO].world.items, seed)
+    pro = RunFolder(out)
     if not _done(pro.vectors):
-        say(f"drawing and encoding a world of {configs['pro'].world.items:,} items")
-        make_vectors(
-            pro,
-            world_collection(world),
-            BuiltinEncoder(),
-            identity=f"world {configs['pro'].world.items} {seed} 1",
-            resume=resume,
-        )
-    say("PRO: fused space, tokenizer, decoder, index")
-    dense = _train(pro, None, device, resume)
-    for folder, name, label in (
-        (genius, "genius", "GENIUS"),
-        (no_pd, "vs_sf", "PRO without distillation (tokenizer only)"),
-    ):
-        say(f"{label}: the same fused space to start from")
-        folder.write_config(configs[name])
-        _link(pro.vectors, folder.vectors)
-        _train(folder, dense, device, resume, decoder=name == "genius")
-    say("evaluating")
-    return _report(pro, genius, no_pd, world, device, configs)
+        say(f"drawing and encoding a world of {world.num_items:,} items")
+        variants = configs[PRO].world.variants
+        identity = f"world {world.num_items} {seed} {variants}"
+        make_vectors(pro, world_collection(world, variants), BuiltinEncoder(), identity=identity, resume=resume)
+    if not _done(pro.dense):
+        say("training the fused space (dense search)")
+        make_dense(pro, device=device, resume=resume)
+    for name in (GENIUS, NO_PD):
+        _share(pro, RunFolder(folders[name]))
+    say("training tokenizers and decoders: PRO, GENIUS, and PRO without distillation")
+    _in_parallel(_train, [(name, folders[name], device, resume) for name in folders], reporter)
+    say("asking every test query, against its own pool and against the union of all pools")
+    jobs = [(name, folders[name], device) for name in folders]
+    measured = dict(zip(folders, _in_parallel(_measure, jobs, reporter), strict=True))
+    report, found = build_report(measured, configs)
+    write_json(pro.report / "report.json", report)
+    page = render_report(report, find_examples(world, found), "Siglum on the carried world")
+    write_text(pro.report / "report.html", page)
+    return report
+
+
+def with_world_seed(config: RunConfig) -> RunConfig:
+    """Return the config with the world drawn from the run's own seed."""
+    return replace(config, world=replace(config.world, seed=config.seed))
 
 
 def _done(folder: Path) -> bool:
     return (folder / STAGE_FILE).exists()
 
 
-def _link(source: Path, link: Path) -> None:
-    if not link.exists():
-        link.symlink_to(os.path.relpath(source, link.parent), target_is_directory=True)
+def _share(source: RunFolder, run: RunFolder) -> None:
+    """Give a baseline the same vectors and the same fused space."""
+    if not run.vectors.exists():
+        run.vectors.symlink_to(os.path.relpath(source.vectors, run.root), target_is_directory=True)
+    if not _done(run.dense):
+        shutil.copytree(source.dense, run.dense, dirs_exist_ok=True)
 
 
-def _train(run: RunFolder, dense: Fusion | None, device: str, resume: bool, decoder: bool = True) -> Fusion:
-    """Make the stages that are not there yet and return the dense fusion module."""
-    if _done(run.tokenizer):
-        start = load_tokenizer(run.tokenizer, device)[1]
-    else:
-        start = make_tokenizer(run, dense=copy.deepcopy(dense), device=device, resume=resume)[1]
-    if decoder and not _done(run.decoder):
+@dataclass(slots=True)
+class _Watched:
+    """A worker's reporter: names the run, and ends the worker when its parent is gone (a kill of the demo)."""
+
+    name: str
+    inner: Reporter | None
+    parent: int
+
+    def __call__(self, tick: Tick) -> None:
+        if os.getppid() != self.parent:
+            os._exit(1)
+        if self.inner is not None:
+            self.inner(replace(tick, label=f"{self.name} {tick.label}"))
+
+
+def _work(task: Callable[..., T], name: str, arguments: Sequence[Any], reporter: Reporter | None, parent: int) -> T:
+    torch.set_num_threads(1)
+    with reporting(_Watched(name, reporter, parent)):
+        return task(*arguments)
+
+
+def _in_parallel(task: Callable[..., T], jobs: Sequence[tuple[Any, ...]], reporter: Reporter | None) -> list[T]:
+    """Run jobs (name, arguments...) in two worker processes and return their results in order."""
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        futures = [pool.submit(_work, task, name, (name, *rest), reporter, os.getpid()) for name, *rest in jobs]
+        return [future.result() for future in futures]
+
+
+def _train(name: str, folder: Path, device: str, resume: bool) -> None:
+    run = RunFolder(folder)
+    if not _done(run.tokenizer):
+        make_tokenizer(run, device=device, resume=resume)
+    if name != NO_PD and not _done(run.decoder):
         make_decoder(run, device=device, resume=resume)
     if not _done(run.index):
         make_index(run, device=device)
-    return start
 
 
-def _report(
-    pro: RunFolder, genius: RunFolder, no_pd: RunFolder, world: World, device: str, configs: dict[str, RunConfig]
-) -> dict[str, Any]:
-    ours, theirs, off = (open_systems(run, "test", device) for run in (pro, genius, no_pd))
-    assert ours.own is not None and theirs.own is not None
-    rankers: dict[str, Ranker] = {
-        "dense": ours.dense,
-        "scan": ours.scan,
-        "geometry": ours.geometry,
-        "genius": theirs.own,
-        "pro": ours.own,
-    }
-    found = evaluate_run(pro, ours, rankers)
-    evaluate_run(genius, theirs, {"genius": theirs.own}, union=False)
-    beam = configs["pro"].search.beam
-    sizes = {"genius": configs["genius"].tokenizer.vocab, "pro": configs["pro"].tokenizer.vocab}
+def _measure(name: str, folder: Path, device: str) -> Measured:
+    """Evaluate a run's systems: PRO's run also stands for dense, scan and geometry."""
+    run = RunFolder(folder)
+    systems = open_systems(run, "test", device)
+    survival, health = survival_of(systems), health_of(systems).as_dict()
+    rankers: dict[str, Ranker] = {}
+    beams = {}
+    if name == PRO:
+        rankers |= {"dense": systems.dense, "scan": systems.scan, "geometry": systems.geometry}
+        beams["geometry"] = beam_survival_of(systems, systems.geometry)
+    if systems.own is not None:
+        rankers[name] = systems.own
+        beams[name] = beam_survival_of(systems, systems.own)
+    found = evaluate_run(run, systems, rankers, union_queries=UNION_QUERIES) if rankers else Evaluation()
+    return Measured(found, survival, beams, health)
+
+
+def build_report(measured: dict[str, Measured], configs: dict[str, RunConfig]) -> tuple[dict[str, Any], Evaluation]:
+    """Join what was measured into the content of report.json; also return all results with their runs."""
+    found = measured[PRO].found
+    other = measured[GENIUS].found
+    for results, more in ((found.tasks, other.tasks), (found.union, other.union)):
+        for task, row in more.items():
+            results[task] |= row
+    found.runs |= other.runs
+    config = configs[PRO]
+    sizes = {name: configs[name].tokenizer.vocab for name in (GENIUS, PRO)}
     report: dict[str, Any] = {
         "tasks": found.tasks,
         "union": found.union,
-        "survival": {"genius": survival_of(theirs), "pro": survival_of(ours), "pro_without_pd": survival_of(off)},
-        "beam_survival": {
-            "geometry": beam_survival_of(ours, ours.geometry),
-            "genius": beam_survival_of(theirs, theirs.own),
-            "pro": beam_survival_of(ours, ours.own),
-        },
-        "chance": {name: [min(1.0, beam / size) for size in vocab] for name, vocab in sizes.items()},
-        "health": {"genius": health_of(theirs).as_dict(), "pro": health_of(ours).as_dict()},
+        "survival": {name: part.survival for name, part in measured.items()},
+        "beam_survival": {name: curve for part in measured.values() for name, curve in part.beam_survival.items()},
+        "chance": {name: [min(1.0, config.search.beam / size) for size in vocab] for name, vocab in sizes.items()},
+        "health": {name: part.health for name, part in measured.items()},
         "gap": gap_closed(found),
         "settings": {
-            "scale": configs["pro"].scale,
-            "seed": configs["pro"].seed,
-            "beam": beam,
-            "omega": configs["pro"].search.omega,
+            "recipe": config.recipe,
+            "scale": config.scale,
+            "seed": config.seed,
+            "beam": config.search.beam,
+            "omega": config.search.omega,
             "vocab": {name: list(vocab) for name, vocab in sizes.items()},
-            "items": configs["pro"].world.items,
-            "queries": {task.name: len(task.query_rows) for task in ours.vectors.of_split("test")},
+            "items": config.world.items,
+            "queries": {task: len(found.runs[task, PRO]) for task in found.tasks},
+            "union_queries": UNION_QUERIES,
         },
     }
-    write_json(pro.report / "report.json", report)
-    write_text(
-        pro.report / "report.html",
-        render_report(report, find_examples(world, ours, found), "Siglum on the carried world"),
-    )
-    return report
+    return report, found
 
 
 def gap_closed(found: Evaluation) -> dict[str, Any]:
     """Return the share of GENIUS' gap to dense search that PRO closes in Success@1, and on how many tasks it wins."""
-    rows = [{name: row[name]["success@1"] for name in ("dense", "genius", "pro")} for row in found.tasks.values()]
-    gained, gap = sum(row["pro"] - row["genius"] for row in rows), sum(row["dense"] - row["genius"] for row in rows)
-    return {
-        "closed": gained / gap if gap > 0 else 1.0,
-        "tasks_won": sum(row["pro"] > row["genius"] for row in rows),
-        "tasks": len(rows),
-    }
+    rows = [{name: row[name]["success@1"] for name in ("dense", GENIUS, PRO)} for row in found.tasks.values()]
+    gained = sum(row[PRO] - row[GENIUS] for row in rows)
+    gap = sum(row["dense"] - row[GENIUS] for row in rows)
+    won = sum(row[PRO] > row[GENIUS] for row in rows)
+    return {"closed": gained / gap if gap > 0 else 1.0, "tasks_won": won, "tasks": len(rows)}
 
 
-def find_examples(world: World, systems: Systems, found: Evaluation) -> list[Example]:
-    """Return one query a task that tells the story: PRO finds its target first where GENIUS does not, if there is one."""
+def find_examples(world: World, found: Evaluation) -> list[Example]:
+    """Return one query a task, chosen to tell the story: PRO and dense find the target first, GENIUS does not.
+
+    Where there is no such query, one that comes close is shown.
+    """
     examples = []
     for task in TASKS:
-        queries = world.queries("test", task)
-        runs = {name: found.runs[task, name] for name in ("dense", "genius", "pro")}
+        runs = {name: found.runs[task, name] for name in ("dense", GENIUS, PRO)}
 
-        def telling(query: Query, runs: dict[str, Any] = runs) -> tuple[bool, bool]:
-            first = {
-                name: run[query.id][0][0] in query.positives if run.get(query.id) else False
-                for name, run in runs.items()
-            }
-            return (not (first["pro"] and not first["genius"]), not first["dense"])
+        def first_right(query: Query, name: str, runs: dict[str, Any] = runs) -> bool:
+            hits = runs[name].get(query.id)
+            return bool(hits) and hits[0][0] in query.positives
 
-        for query in sorted(queries, key=telling)[:EXAMPLES_A_TASK]:
-            hits = {
-                name: [_shown(world.item(i), i in query.positives) for i, _ in runs[name][query.id][:3]]
-                for name in runs
-            }
-            picture = None if query.image is None else load_picture(query.image, EXAMPLE_SIZE)
-            examples.append(Example(task, query.text, picture, _shown(world.item(query.positives[0]), True), hits))
+        def dullness(query: Query, right: Callable[[Query, str], bool] = first_right) -> int:
+            return (not right(query, PRO)) + right(query, GENIUS) + (not right(query, "dense"))
+
+        query = min(world.queries("test", task), key=dullness)
+        hits = {
+            name: [_shown(world.item(i), i in query.positives) for i, _ in run[query.id][:3]]
+            for name, run in runs.items()
+        }
+        picture = None if query.image is None else load_picture(query.image, PICTURE_SIZE)
+        examples.append(Example(task, query.text, picture, _shown(world.item(query.positives[0]), True), hits))
     return examples
 
 
 def _shown(item: Item, correct: bool) -> Shown:
-    picture: np.ndarray | None = None if item.image is None else load_picture(item.image, EXAMPLE_SIZE)
+    picture: np.ndarray | None = None if item.image is None else load_picture(item.image, PICTURE_SIZE)
     return Shown(item.id, item.text, picture, correct)

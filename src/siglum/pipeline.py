@@ -13,15 +13,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from siglum.config import RunConfig, as_dict, from_dict
+from siglum.config import RunConfig, as_dict, config_fingerprint, from_dict
 from siglum.data.collection import Collection
 from siglum.data.trec import write_qrels, write_run
 from siglum.data.vectors import load_vectors, save_vectors
 from siglum.encode.base import Encoder
 from siglum.encode.run import Encoded, encode_collection
-from siglum.files import open_stage, read_json, write_json
+from siglum.files import STAGE_FILE, open_stage, read_json, write_json
 from siglum.fuse.contrastive import embed, fit_fusion
 from siglum.fuse.modules import Fusion
+from siglum.fuse.store import load_fusion, save_fusion
 from siglum.generate.store import save_decoder
 from siglum.generate.train import fit_decoder
 from siglum.index import Index
@@ -59,6 +60,11 @@ class RunFolder:
     def tokenizer(self) -> Path:
         """Stage 2."""
         return self.root / "2-tokenizer"
+
+    @property
+    def dense(self) -> Path:
+        """Stage 2, the dense space every system starts from."""
+        return self.root / "2-tokenizer" / "dense"
 
     @property
     def decoder(self) -> Path:
@@ -117,32 +123,52 @@ def take_vectors(run: RunFolder, vectors: Vectors) -> str:
     return save_vectors(run.vectors, vectors, {"collection": "arrays"}, encoder="none")
 
 
-def make_tokenizer(
-    run: RunFolder, *, dense: Fusion | None = None, device: str = "cpu", resume: bool = False, log: Log | None = None
-) -> tuple[Tokenizer, Fusion]:
-    """Stage 2: contrastive fusion (unless `dense` is given), then the tokenizer."""
+def make_dense(run: RunFolder, *, device: str = "cpu", resume: bool = False, log: Log | None = None) -> Fusion:
+    """Stage 2, first half: the fused space trained with L_cl alone, best epoch on validation."""
     config, log = run.config(), log or run.log()
     vectors, made_from = load_vectors(run.vectors)
-    if dense is None:
-        checkpoint = run.tokenizer / "checkpoint" / "fusion"
-        dense, _ = fit_fusion(
-            vectors, config.fusion, seed=config.seed, device=device, folder=checkpoint, resume=resume, log=log
-        )
-    start = copy.deepcopy(dense)
-    checkpoint = run.tokenizer / "checkpoint" / "tokenizer"
+    checkpoint = run.tokenizer / "checkpoint" / "fusion"
+    dense, history = fit_fusion(
+        vectors, config.fusion, seed=config.seed, device=device, folder=checkpoint, resume=resume, log=log
+    )
+    save_fusion(run.dense, dense, _dense_inputs(config, made_from), epochs=len(history))
+    return dense
+
+
+def _dense_inputs(config: RunConfig, vectors: str) -> dict[str, str]:
+    return {"vectors": vectors, "fusion": config_fingerprint(config.fusion), "seed": str(config.seed)}
+
+
+def make_tokenizer(run: RunFolder, *, device: str = "cpu", resume: bool = False, log: Log | None = None) -> Tokenizer:
+    """Stage 2: the tokenizer, from the dense space on; that is made first unless it is there already."""
+    config, log = run.config(), log or run.log()
+    vectors, made_from = load_vectors(run.vectors)
+    if (run.dense / STAGE_FILE).exists() and read_json(run.dense / STAGE_FILE)["inputs"] == _dense_inputs(
+        config, made_from
+    ):
+        start = load_fusion(run.dense, device)
+    else:
+        start = copy.deepcopy(make_dense(run, device=device, resume=resume, log=log))
     tokenizer = fit_tokenizer(
-        vectors, start, config.tokenizer, seed=config.seed, device=device, folder=checkpoint, resume=resume, log=log
+        vectors,
+        start,
+        config.tokenizer,
+        seed=config.seed,
+        device=device,
+        folder=run.tokenizer / "checkpoint" / "tokenizer",
+        resume=resume,
+        log=log,
     )
     encoder = open_stage(run.vectors, "vectors")["encoder"]
-    save_tokenizer(run.tokenizer, tokenizer, dense, {"vectors": made_from}, encoder=encoder)
-    return tokenizer, dense
+    save_tokenizer(run.tokenizer, tokenizer, {"vectors": made_from}, encoder=encoder)
+    return tokenizer
 
 
 def make_decoder(run: RunFolder, *, device: str = "cpu", resume: bool = False, log: Log | None = None) -> None:
     """Stage 3: train the decoder."""
     config, log = run.config(), log or run.log()
     vectors, made_from = load_vectors(run.vectors)
-    tokenizer, _, record = load_tokenizer(run.tokenizer, device, vectors=made_from)
+    tokenizer, record = load_tokenizer(run.tokenizer, device, vectors=made_from)
     checkpoint = run.decoder / "checkpoint"
     decoder, _ = fit_decoder(
         vectors, tokenizer, config.decoder, seed=config.seed, device=device, folder=checkpoint, resume=resume, log=log
@@ -153,7 +179,7 @@ def make_decoder(run: RunFolder, *, device: str = "cpu", resume: bool = False, l
 def make_index(run: RunFolder, *, keep_vectors: bool = False, device: str = "cpu") -> Index:
     """Stage 4: index all items of the test pools, or all items where there are no test tasks."""
     vectors, made_from = load_vectors(run.vectors)
-    tokenizer, _, record = load_tokenizer(run.tokenizer, device, vectors=made_from)
+    tokenizer, record = load_tokenizer(run.tokenizer, device, vectors=made_from)
     tasks = vectors.of_split("test")
     rows = union_rows(tasks) if tasks else np.arange(len(vectors.items))
     index, item_ND = _index_rows(vectors, tokenizer, rows, record["tokenizer_fingerprint"], device)
@@ -191,7 +217,8 @@ class Systems:
 def open_systems(run: RunFolder, split: str = "test", device: str = "cpu") -> Systems:
     """Load a run and build its systems on the pools of a split."""
     vectors, made_from = load_vectors(run.vectors)
-    tokenizer, dense, record = load_tokenizer(run.tokenizer, device, vectors=made_from)
+    tokenizer, record = load_tokenizer(run.tokenizer, device, vectors=made_from)
+    dense = load_fusion(run.dense, device)
     own = record["tokenizer_fingerprint"]
     tasks = vectors.of_split(split)
     if not tasks:
@@ -240,14 +267,13 @@ def beam_survival_of(systems: Systems, ranker: BeamRanker, queries_a_task: int =
     At most `queries_a_task` queries of each task are followed, evenly spread over its queries.
     """
     total, count = np.zeros(ranker.index.levels), 0
-    for task in systems.vectors.of_split(systems.split):
-        pick = np.linspace(0, len(task.query_rows) - 1, min(queries_a_task, len(task.query_rows))).astype(int)
+    for whole in systems.vectors.of_split(systems.split):
+        task = whole.spread(queries_a_task)
         allowed = ranker.index.allow(np.isin(ranker.index_rows, task.pool_rows))
-        targets = ranker.index.rows([systems.vectors.items.ids[int(task.positives[i][0])] for i in pick])
-        queries = ranker.query_MD[torch.as_tensor(task.query_rows[pick])]
-        total += len(queries) * np.array(
-            beam_survival(ranker.scorer, ranker.index, queries, targets, ranker.beam, allowed, ranker.batch_size)
-        )
+        targets = ranker.index.rows([systems.vectors.items.ids[int(rows[0])] for rows in task.positives])
+        queries = ranker.query_MD[torch.as_tensor(task.query_rows)]
+        alive = beam_survival(ranker.scorer, ranker.index, queries, targets, ranker.beam, allowed, ranker.batch_size)
+        total += len(queries) * np.array(alive)
         count += len(queries)
     return [float(value) for value in total / count]
 
@@ -266,15 +292,20 @@ def _first_positives(systems: Systems) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def evaluate_run(
-    run: RunFolder, systems: Systems, rankers: dict[str, Ranker], *, union: bool = True, k: int = 10
+    run: RunFolder,
+    systems: Systems,
+    rankers: dict[str, Ranker],
+    *,
+    union: bool = True,
+    union_queries: int | None = None,
+    k: int = 10,
 ) -> Evaluation:
     """Stage 5: evaluate systems on the tasks of a split and write TREC runs and qrels."""
     tasks = systems.vectors.of_split(systems.split)
-    result = evaluate_systems(systems.vectors, tasks, rankers, k=k, union=union)
+    result = evaluate_systems(systems.vectors, tasks, rankers, k=k, union=union, union_queries=union_queries)
     for task in tasks:
         write_qrels(run.runs / f"{task.name or 'all'}.{systems.split}.qrels", qrels_of_task(systems.vectors, task))
         for name in rankers:
-            write_run(
-                run.runs / f"{task.name or 'all'}.{systems.split}.{name}.trec", result.runs[task.name, name], tag=name
-            )
+            path = run.runs / f"{task.name or 'all'}.{systems.split}.{name}.trec"
+            write_run(path, result.runs[task.name, name], tag=name)
     return result

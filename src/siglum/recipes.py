@@ -76,7 +76,7 @@ def _demo() -> RunConfig:
             batch_size=256,
             lr=2e-3,
         ),
-        search=SearchConfig(beam=20, omega=50.0, batch_size=128),
+        search=SearchConfig(beam=50, omega=50.0, batch_size=64),
     )
 
 

@@ -154,6 +154,13 @@ class Task:
     positives: list[np.ndarray]
     """Item rows that answer each query, in the order of `query_rows`."""
 
+    def spread(self, number: int | None) -> Task:
+        """Return the task with at most `number` of its queries, evenly spread over them."""
+        if number is None or number >= len(self.query_rows):
+            return self
+        pick = np.linspace(0, len(self.query_rows) - 1, number).astype(np.int64)
+        return Task(self.name, self.split, self.query_rows[pick], self.pool_rows, [self.positives[i] for i in pick])
+
 
 @dataclass(slots=True)
 class Vectors:

@@ -28,7 +28,7 @@ def call(command: type[C], run: Callable[[C], dict[str, Any]], verb: str, args: 
     try:
         with reporting(reporter):
             result = run(parsed)
-    except SiglumError as error:
+    except (SiglumError, OSError) as error:
         reporter.close()
         sys.stderr.write(f"siglum {verb}: {error}\n")
         return 1
@@ -50,8 +50,8 @@ def say(text: str = "") -> None:
 class ConsoleProgress:
     """One line on a terminal, rewritten in place; elsewhere a line every ten seconds."""
 
-    def __init__(self) -> None:
-        self.terminal = sys.stderr.isatty()
+    def __init__(self, terminal: bool | None = None) -> None:
+        self.terminal = sys.stderr.isatty() if terminal is None else terminal
         self.last = time.perf_counter()
         self.open = False
 

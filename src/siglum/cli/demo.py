@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from siglum.cli.common import check_device, say
+from siglum.cli.common import ConsoleProgress, check_device, say
 
 
 @dataclass(kw_only=True)
@@ -48,6 +48,7 @@ def run(command: Command) -> dict[str, Any]:
         device=check_device(command.device),
         resume=command.resume,
         say=say,
+        reporter=ConsoleProgress(terminal=False),
     )
     if not command.json:
         results_table(
@@ -55,7 +56,7 @@ def run(command: Command) -> dict[str, Any]:
             ["dense", "scan", "geometry", "genius", "pro"],
             "Own pools: Success@1/5/10 in per cent (M-BEIR says Recall@k)",
         )
-        results_table(report["union"], ["dense", "scan", "geometry", "genius", "pro"], "\\nUnion pool of all tasks")
+        results_table(report["union"], ["dense", "scan", "geometry", "genius", "pro"], "\nUnion pool of all tasks")
         _survival(report)
         gap = report["gap"]
         say(
@@ -75,7 +76,7 @@ def _survival(report: dict[str, Any]) -> None:
         (f"Token survival under the quantised oracle, beam {report['settings']['beam']}, per level", "survival", 1),
         ("Targets still in the real beam after each level", "beam_survival", 0),
     ):
-        table = Table(title="\\n" + title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+        table = Table(title="\n" + title, title_justify="left", box=None, pad_edge=False, header_style="bold")
         table.add_column("%")
         for level in range(levels):
             table.add_column(str(level + 1), justify="right")

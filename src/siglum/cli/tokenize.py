@@ -42,7 +42,7 @@ def run(command: Command) -> dict[str, Any]:
 
     folder = RunFolder(command.folder)
     folder.write_config(with_seed(override(folder.config(), command.set), command.seed))
-    tokenizer, _ = make_tokenizer(
+    tokenizer = make_tokenizer(
         folder, device=check_device(command.device), resume=command.resume, log=folder.log(command.tensorboard)
     )
     last = tokenizer.history[-1] if tokenizer.history else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,9 @@ def check_features(features: Features, what: str) -> None:
     """Refuse NaN, infinite or all-zero features and duplicate ids, naming the first offender."""
     if len(features) == 0:
         raise SiglumError(f"there are no {what}: the collection is empty.")
+    for name in features.ids:
+        if not isinstance(name, str):
+            raise SiglumError(f"the ids of the {what} must be strings, but one of them is {name!r}.")
     if len(set(features.ids)) != len(features):
         seen: set[str] = set()
         twice = next(i for i in features.ids if i in seen or seen.add(i))  # type: ignore[func-returns-value]
@@ -42,6 +46,21 @@ def check_features(features: Features, what: str) -> None:
                         f"the {part} feature of {what} {first!r} is {fault} ({int(bad.sum())} such rows); mend or drop them."
                     )
     features.modality  # noqa: B018  raises where a row has neither part
+
+
+def with_widths(features: Features, image_dim: int, text_dim: int, what: str) -> Features:
+    """Return features (N, Di), (N, Dt) of these widths; a part that no row has may come without columns."""
+    parts = {}
+    for name, there, dim in (("image", features.has_image, image_dim), ("text", features.has_text, text_dim)):
+        rows = getattr(features, name)
+        if rows.shape[1] == 0 and not there.any():
+            rows = np.zeros((len(features), dim), np.float32)
+        if rows.shape[1] != dim:
+            raise SiglumError(
+                f"{name} features of the {what} have {rows.shape[1]} numbers, but those of this run have {dim}."
+            )
+        parts[name] = rows
+    return replace(features, **parts)
 
 
 def save_vectors(folder: Path, vectors: Vectors, inputs: dict[str, str], **facts: Any) -> str:
@@ -105,6 +124,8 @@ def features_of(
         array = np.array(rows)
         if array.ndim != 2 or len(array) != size:
             raise SiglumError(f"{name} features have shape {array.shape}, but must be ({size}, D): one row an id.")
+        if array.dtype.kind not in "fiu":
+            raise SiglumError(f"{name} features must be numbers, but they are {array.dtype}.")
         if array.dtype not in (np.float16, np.float32):
             array = array.astype(np.float32)
         there = ~np.isnan(array).all(1)

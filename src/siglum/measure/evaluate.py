@@ -115,9 +115,13 @@ def evaluate_systems(
     *,
     k: int = 10,
     union: bool = True,
+    union_queries: int | None = None,
     measures: tuple[str, ...] = MEASURES,
 ) -> Evaluation:
-    """Evaluate systems on tasks through ir-measures; queries without results count as misses."""
+    """Evaluate systems on tasks through ir-measures; queries without results count as misses.
+
+    Against the union pool at most `union_queries` queries of a task are asked, evenly spread over them.
+    """
     result = Evaluation()
     everything = union_rows(tasks)
     work = [(task, name) for task in tasks for name in systems]
@@ -127,6 +131,7 @@ def evaluate_systems(
         result.runs[task.name, name] = run
         result.tasks.setdefault(task.name, {})[name] = evaluate(run, qrels, measures)
         if union:
-            wide = run_of_task(vectors, task, systems[name].rank(task.query_rows, everything, k))
-            result.union.setdefault(task.name, {})[name] = evaluate(wide, qrels, measures)
+            some = task.spread(union_queries)
+            wide = run_of_task(vectors, some, systems[name].rank(some.query_rows, everything, k))
+            result.union.setdefault(task.name, {})[name] = evaluate(wide, qrels_of_task(vectors, some), measures)
     return result

@@ -139,6 +139,9 @@ def search_items(
     item_ND: Tensor | None = None,
 ) -> list[Ranking]:
     """Search in batches; results do not depend on the batch size (scores to 1e-4)."""
+    for name, value in (("k", k), ("the batch size", batch_size)):
+        if value < 1:
+            raise SiglumError(f"{name} must be at least 1, not {value}.")
     found: list[Ranking] = []
     for part in query_QD.split(batch_size):
         beams = beam_search(scorer, index, part, beam, allowed)

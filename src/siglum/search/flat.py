@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from siglum.search.beam import Ranking
+from siglum.types import SiglumError
 
 
 def flat_search(
@@ -19,6 +20,8 @@ def flat_search(
 
     The score is <q, x>, or 2 <q, x> - |x|^2 with `squared_distance` (the same order as -|q - x|^2).
     """
+    if k < 1:
+        raise SiglumError(f"k must be at least 1, not {k}.")
     best = torch.empty(len(query_QD), 0, device=query_QD.device)
     place = torch.empty(len(query_QD), 0, dtype=torch.long, device=query_QD.device)
     for start in range(0, len(item_ND), chunk):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +13,11 @@ import torch
 from torch import Tensor
 
 from siglum.config import SearchConfig, as_dict, from_dict
-from siglum.data.vectors import check_features
+from siglum.data.vectors import check_features, with_widths
 from siglum.encode.base import Encoder
 from siglum.encode.registry import build_encoder
 from siglum.encode.run import encode_rows
-from siglum.files import begin_stage, read_json, read_tensors, write_json, write_tensors
+from siglum.files import STAGE_FILE, read_json, read_tensors, write_json, write_tensors
 from siglum.fuse.contrastive import embed
 from siglum.generate.decoder import CodeDecoder
 from siglum.generate.store import load_decoder, save_decoder
@@ -57,7 +58,7 @@ class Retriever:
         root = Path(folder)
         if not root.is_dir():
             raise SiglumError(f"{root} is not a run folder.")
-        tokenizer, _, record = load_tokenizer(root / "2-tokenizer", device)
+        tokenizer, record = load_tokenizer(root / "2-tokenizer", device)
         own = record["tokenizer_fingerprint"]
         config: SearchConfig = from_dict(SearchConfig, read_json(root / "config.json")["search"])
         decoder = None
@@ -109,8 +110,9 @@ class Retriever:
         self, query_QD: Tensor, *, k: int = 10, within: Iterable[str] | np.ndarray | None = None, **options: Any
     ) -> list[Ranking]:
         """Return rankings for fused query vectors (Q, D)."""
-        if k < 1:
-            raise SiglumError(f"k must be at least 1, not {k}.")
+        dim = self.tokenizer.quantizer.dim
+        if query_QD.ndim != 2 or query_QD.shape[1] != dim:
+            raise SiglumError(f"query vectors must have shape (Q, {dim}), but have {tuple(query_QD.shape)}.")
         config: SearchConfig = from_dict(SearchConfig, {**as_dict(self.config), **options})
         if config.leaf_order == "dense" and self.item_ND is None:
             raise SiglumError(
@@ -130,14 +132,7 @@ class Retriever:
     def vectors(self, features: Features, what: str = "items") -> Tensor:
         """Return the fused unit vectors (N, D) of frozen features, after checking them."""
         fusion = self.tokenizer.fusion
-        for part, rows, dim in (
-            ("image", features.image, len(fusion.image_shift)),
-            ("text", features.text, len(fusion.text_shift)),
-        ):
-            if rows.shape[1] != dim:
-                raise SiglumError(
-                    f"{part} features of the {what} have {rows.shape[1]} numbers, but this run was made with {dim}."
-                )
+        features = with_widths(features, len(fusion.image_shift), len(fusion.text_shift), what)
         check_features(features, what)
         return embed(fusion, features, self.device)
 
@@ -153,23 +148,29 @@ class Retriever:
     def remove(self, ids: Iterable[str]) -> None:
         """Take items out of the index; an unknown id is refused and nothing changes."""
         gone = list(ids)
+        left = self.index.remove(gone)
         if self.item_ND is not None:
             keep = np.ones(len(self.index), bool)
             keep[self.index.positions(gone)] = False
             self.item_ND = self.item_ND[torch.from_numpy(keep)]
-        self.index = self.index.remove(gone)
+        self.index = left
 
     def save(self, folder: str | Path) -> None:
-        """Write all that a later `load` needs (models, index, configuration) into a folder."""
-        root = Path(folder)
-        encoder = self.encoder.name if self.encoder else "none"
-        own = save_tokenizer(
-            root / "2-tokenizer", self.tokenizer, self.tokenizer.fusion, {"vectors": "none"}, encoder=encoder
-        )
+        """Write all that a later `load` needs (models, index, configuration) into a folder.
+
+        In the folder of the run itself the tokenizer and the other settings stay as they are.
+        """
+        root, own = Path(folder), self.tokenizer.fingerprint()
+        record, settings = root / "2-tokenizer" / STAGE_FILE, root / "config.json"
+        same_run = record.exists() and read_json(record).get("tokenizer_fingerprint") == own
+        if not same_run:
+            encoder = self.encoder.name if self.encoder else "none"
+            save_tokenizer(root / "2-tokenizer", self.tokenizer, {"vectors": "none"}, encoder=encoder)
         if self.decoder is not None:
-            save_decoder(root / "3-decoder", self.decoder, own)
+            save_decoder(root / "3-decoder", self.decoder, own, parameters=self.decoder.parameter_count())
         save_index(root / "4-index", self.index, self.item_ND)
-        write_json(root / "config.json", {"search": as_dict(self.config)})
+        before = read_json(settings) if same_run and settings.exists() else {}
+        write_json(settings, {**before, "search": as_dict(self.config)})
 
     def _encode(self, rows: Sequence[Item] | Sequence[Query]) -> Features:
         if self.encoder is None:
@@ -180,9 +181,22 @@ class Retriever:
 
 
 def save_index(folder: Path, index: Index, item_ND: Tensor | None = None) -> str:
-    """Write the `4-index` stage, with item vectors (fp16, pool order) where they are to be kept."""
-    begin_stage(folder)
-    (folder / VECTORS_FILE).unlink(missing_ok=True)
-    if item_ND is not None:
-        write_tensors(folder / VECTORS_FILE, {"vectors": item_ND.half()})
-    return index.save(folder)
+    """Write the `4-index` stage, with item vectors (fp16, pool order) where they are to be kept.
+
+    The stage is written beside the old one and then takes its place: added items cannot be made again from the run,
+    so a full disk must leave the index as it was.
+    """
+    fresh, old = (folder.with_name(f".{folder.name}.{state}") for state in ("new", "old"))
+    for left_over in (fresh, old):
+        shutil.rmtree(left_over, ignore_errors=True)
+    try:
+        if item_ND is not None:
+            write_tensors(fresh / VECTORS_FILE, {"vectors": item_ND.half()})
+        own = index.save(fresh)
+        if folder.exists():
+            folder.rename(old)
+        fresh.rename(folder)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
+    return own

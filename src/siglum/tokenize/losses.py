@@ -64,9 +64,17 @@ def first_of_prefix(prefix_QK: Tensor) -> Tensor:
     return torch.zeros_like(fresh).scatter(1, place, fresh)
 
 
+def extend_prefixes(number_N: Tensor, code_N: Tensor) -> Tensor:
+    """Number the distinct prefixes that are one code longer; equal numbers mean equal prefixes (N,)."""
+    return torch.unique(number_N * (code_N.max() + 1) + code_N, return_inverse=True)[1]
+
+
 def prefix_numbers(codes_NT: Tensor, length: int) -> Tensor:
     """Number the distinct prefixes of `length` tokens; equal numbers mean equal prefixes (N,)."""
-    return torch.unique(codes_NT[:, :length], dim=0, return_inverse=True)[1]
+    number = torch.zeros(len(codes_NT), dtype=torch.long, device=codes_NT.device)
+    for level in range(length):
+        number = extend_prefixes(number, codes_NT[:, level])
+    return number
 
 
 def listwise_kl(teacher_QK: Tensor, student_QK: Tensor, keep_QK: Tensor, temperature: float) -> Tensor:
@@ -103,6 +111,7 @@ def prefix_ranking_loss(
             real |= pick == positive_Q[:, None]
     query = query_QD if config.rank_student_gradient else query_QD.detach()
     losses = []
+    prefix, distinct_items = prefix_numbers(codes_NT, first), int((~repeat_N).sum())
     for level in range(first, codes_NT.shape[1]):
         partial = partial_NTD[:, level]
         if config.rank_cosine:
@@ -110,7 +119,9 @@ def prefix_ranking_loss(
         student = (query @ partial.T).gather(1, pick)
         keep = real
         if config.rank_form == "prefixes":
-            keep = real & first_of_prefix(prefix_numbers(codes_NT, level + 1)[pick])
+            prefix = extend_prefixes(prefix, codes_NT[:, level])
+            if int(prefix.max()) + 1 < distinct_items:  # else every item has a prefix of its own
+                keep = real & first_of_prefix(prefix[pick])
         losses.append(listwise_kl(teacher, student, keep, config.temperature).mean())
     loss = torch.stack(losses).mean()
     return loss * config.temperature**2 if config.rank_scale_tau2 else loss
