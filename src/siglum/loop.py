@@ -33,7 +33,7 @@ def seed_of(*parts: Any) -> int:
 
 
 def batches(num_rows: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Yield a random order of the rows in batches of equal size; a short last batch is left out unless it is the only one."""
+    """Yield the rows in random order in batches of equal size; a short last batch is left out unless it is all."""
     order = torch.randperm(num_rows, generator=generator)
     size = min(size, num_rows)
     for start in range(0, num_rows - size + 1, size):

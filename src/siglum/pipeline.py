@@ -222,9 +222,8 @@ def open_systems(run: RunFolder, split: str = "test", device: str = "cpu") -> Sy
     own = record["tokenizer_fingerprint"]
     tasks = vectors.of_split(split)
     if not tasks:
-        raise SiglumError(
-            f"{run.root} has no tasks in split {split}; it has {', '.join(sorted({t.split for t in vectors.tasks})) or 'none'}."
-        )
+        there = ", ".join(sorted({task.split for task in vectors.tasks})) or "none"
+        raise SiglumError(f"{run.root} has no tasks in split {split}; it has {there}.")
     retriever = Retriever.load(run.root, device=device)
     rows = union_rows(tasks)
     if list(retriever.index.ids) != [vectors.items.ids[int(row)] for row in rows]:

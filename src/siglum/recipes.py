@@ -16,7 +16,8 @@ from siglum.types import one_of
 
 SCALES = ("tiny", "demo", "small", "paper")
 UNIFORM = {"tiny": 32, "demo": 128, "small": 256, "paper": 4096}
-"""Uniform vocabulary of `genius`: at paper scale the paper's 4096, elsewhere the better on validation of equal bits per item and the schedule's largest size."""
+"""Uniform vocabulary of `genius`: the paper's 4096 at paper scale; elsewhere the better on validation of equal bits
+per item and the schedule's largest size."""
 
 
 def _tiny() -> RunConfig:

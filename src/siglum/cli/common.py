@@ -104,9 +104,8 @@ def override(config: RunConfig, settings: tuple[str, ...]) -> RunConfig:
         place, parts = values, name.split(".")
         for part in parts[:-1]:
             if not isinstance(place.get(part), dict):
-                raise SiglumError(
-                    f"there is no setting {name!r}; the stages are {', '.join(k for k, v in values.items() if isinstance(v, dict))}."
-                )
+                stages = ", ".join(key for key, value in values.items() if isinstance(value, dict))
+                raise SiglumError(f"there is no setting {name!r}; the stages are {stages}.")
             place = place[part]
         try:
             place[parts[-1]] = json.loads(text)

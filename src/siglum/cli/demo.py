@@ -59,9 +59,8 @@ def run(command: Command) -> dict[str, Any]:
         results_table(report["union"], ["dense", "scan", "geometry", "genius", "pro"], "\nUnion pool of all tasks")
         _survival(report)
         gap = report["gap"]
-        say(
-            f"PRO beats GENIUS on {gap['tasks_won']} of {gap['tasks']} tasks and closes {100 * gap['closed']:.0f} % of its gap to dense search."
-        )
+        won, closed = f"{gap['tasks_won']} of {gap['tasks']}", f"{100 * gap['closed']:.0f} %"
+        say(f"\nPRO beats GENIUS on {won} tasks and closes {closed} of its gap to dense search.")
         say(f"Report: {command.out / '6-report' / 'report.html'}   ({time.perf_counter() - begun:.0f} s)")
     return report
 

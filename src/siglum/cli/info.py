@@ -87,9 +87,8 @@ def _show(result: dict[str, Any]) -> None:
     console.print(
         f"[bold]{result['run']}[/]  recipe {config['recipe']}, scale {config['scale']}, seed {config['seed']}"
     )
-    console.print(
-        f"codes {' '.join(map(str, config['tokenizer']['vocab']))}   beam {config['search']['beam']}   omega {config['search']['omega']}"
-    )
+    vocab, search = " ".join(map(str, config["tokenizer"]["vocab"])), config["search"]
+    console.print(f"codes {vocab}   beam {search['beam']}   omega {search['omega']}")
     for name, (was, now) in result["changed"].items():
         console.print(f"  {name} = {now} (recipe: {was})")
     table = Table(box=None, pad_edge=False, header_style="bold")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -76,7 +76,7 @@ def assemble(
     items: Features,
     queries: Features,
     about: Sequence[tuple[str, str, Sequence[str]]],
-    pools: dict[tuple[str, str], Sequence[str]],
+    pools: Mapping[tuple[str, str], Sequence[str]],
 ) -> Vectors:
     """Join features with what is known `about` each query row: (split, task, positive ids)."""
     row_of = {item_id: row for row, item_id in enumerate(items.ids)}

@@ -43,7 +43,7 @@ def check_features(features: Features, what: str) -> None:
                 if bad.any():
                     first = features.ids[start + int(np.argmax(bad))]
                     raise SiglumError(
-                        f"the {part} feature of {what} {first!r} is {fault} ({int(bad.sum())} such rows); mend or drop them."
+                        f"the {part} feature of {what} {first!r} is {fault} ({int(bad.sum())} rows); mend or drop them."
                     )
     features.modality  # noqa: B018  raises where a row has neither part
 

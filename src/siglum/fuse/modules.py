@@ -122,7 +122,7 @@ class NoFusion(Fusion):
         for name, dim in (("image", image_dim), ("text", text_dim)):
             if dim not in (0, config.dim):
                 raise SiglumError(
-                    f"fusion none keeps features as they are, so {name} features must have {config.dim} numbers, not {dim}."
+                    f"fusion none keeps features as they are, so {name} features need {config.dim} numbers, not {dim}."
                 )
         self.dim = config.dim
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from siglum.config import DecoderConfig, as_dict, from_dict
 from siglum.files import begin_stage, finish_stage, open_stage, write_tensors
-from siglum.generate.decoder import CodeDecoder
 from siglum.fuse.store import load_weights
+from siglum.generate.decoder import CodeDecoder
 
 STAGE = "decoder"
 

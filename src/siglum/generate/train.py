@@ -53,8 +53,8 @@ def decoder_loss(
         return F.cross_entropy(logits.flatten(0, 1), decoder.token_ids(codes_PT).flatten())
     losses = []
     for level, level_logits in enumerate(decoder(query_PD, codes_PT)):
-        target = codes_PT[:, level] if soft is None or soft[level] is None else soft[level]
-        losses.append(F.cross_entropy(level_logits, target))
+        given = None if soft is None else soft[level]
+        losses.append(F.cross_entropy(level_logits, codes_PT[:, level] if given is None else given))
     return torch.stack(losses).mean()
 
 
@@ -172,7 +172,8 @@ class _Run:
 
 
 def _validation_pairs(vectors: Vectors, device: str) -> tuple[Tensor, Tensor]:
-    queries, items = [], []
+    queries: list[int] = []
+    items: list[int] = []
     for task in vectors.of_split("val"):
         queries.extend(task.query_rows.tolist())
         items.extend(int(rows[0]) for rows in task.positives)

@@ -44,7 +44,7 @@ def kmeans(vector_ND: Tensor, num: int, iterations: int, generator: torch.Genera
     """Return `num` centroids (K, D); an empty cluster restarts at a random vector."""
     if len(vector_ND) < num:
         raise SiglumError(
-            f"{num} codewords need at least {num} training vectors, but there are {len(vector_ND)}; choose a smaller vocabulary."
+            f"{num} codewords need at least {num} training vectors, not {len(vector_ND)}; choose a smaller vocabulary."
         )
     vectors = vector_ND.float()
     centroids = seed_centroids(vectors, num, generator)

@@ -30,7 +30,7 @@ def codebook_loss(residuals: list[Tensor], codeword_NTD: Tensor) -> Tensor:
 
 
 def alignment_loss(query_hat_QD: Tensor, target_hat_QD: Tensor) -> Tensor:
-    """L_mse: squared distance between the normalised reconstructions of query and target, mean over pairs and numbers."""
+    """L_mse: squared distance of the normalised reconstructions of query and target, mean over pairs and numbers."""
     return F.mse_loss(F.normalize(query_hat_QD, dim=-1), F.normalize(target_hat_QD, dim=-1))
 
 
@@ -66,7 +66,8 @@ def first_of_prefix(prefix_QK: Tensor) -> Tensor:
 
 def extend_prefixes(number_N: Tensor, code_N: Tensor) -> Tensor:
     """Number the distinct prefixes that are one code longer; equal numbers mean equal prefixes (N,)."""
-    return torch.unique(number_N * (code_N.max() + 1) + code_N, return_inverse=True)[1]
+    number: Tensor = torch.unique(number_N * (code_N.max() + 1) + code_N, return_inverse=True)[1]
+    return number
 
 
 def prefix_numbers(codes_NT: Tensor, length: int) -> Tensor:
