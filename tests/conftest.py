@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from torch import Tensor
 
 from siglum import pipeline
+from siglum.cli.main import main
 from siglum.config import DecoderConfig, WorldConfig
 from siglum.data.collection import world_collection
 from siglum.data.world import World
@@ -161,3 +162,38 @@ def world_run(tmp_path_factory: pytest.TempPathFactory, world: World) -> Path:
 def run_copy(world_run: Path, tmp_path: Path) -> Path:
     """A copy of `world_run` that a test may change."""
     return Path(shutil.copytree(world_run, tmp_path / "run"))
+
+
+Call = Callable[..., str]
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Call:
+    """Run a verb that must succeed and return what it printed on stdout."""
+
+    def run(*args: object) -> str:
+        capsys.readouterr()
+        code = main([str(arg) for arg in args])
+        found = capsys.readouterr()
+        assert code == 0, found.err
+        return found.out
+
+    return run
+
+
+@pytest.fixture
+def fail(capsys: pytest.CaptureFixture[str]) -> Call:
+    """Run a verb that must fail and return its one sentence."""
+
+    def run(*args: object) -> str:
+        capsys.readouterr()
+        code = main([str(arg) for arg in args])
+        found = capsys.readouterr()
+        assert code == 1
+        assert found.out == ""
+        lines = found.err.strip().splitlines()
+        assert len(lines) == 1, found.err
+        assert lines[0].startswith(f"siglum {args[0]}: ")
+        return lines[0]
+
+    return run

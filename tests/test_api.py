@@ -86,7 +86,9 @@ def test_parts_by_name_and_missing_ones() -> None:
     data = easy()
     text = data["items"][:, :10].copy()
     text[::3] = np.nan
-    retriever = fit({"image": data["items"], "text": text}, {"text": data["queries"][:, :10]}, data["positives"], config=QUICK)
+    retriever = fit(
+        {"image": data["items"], "text": text}, {"text": data["queries"][:, :10]}, data["positives"], config=QUICK
+    )
     kinds = retriever.index.codes_of([f"item{i}" for i in range(6)])[:, 0]
     assert kinds.tolist() == [0, 2, 2, 0, 2, 2]
     assert len(retriever.search_features(features({"text": data["queries"][:2, :10]}), k=4)) == 2

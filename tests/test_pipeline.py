@@ -84,13 +84,15 @@ def test_equal_inputs_give_equal_stages(quick: RunFolder, tmp_path: Path, vector
 
 
 def test_the_index_holds_the_test_pools_or_everything(quick: RunFolder, vectors: Vectors) -> None:
-    rows = np.unique(np.concatenate([task.pool_rows for task in vectors.of_split("test")]))
-    assert list(Index.load(quick.index).ids) == [vectors.items.ids[row] for row in rows]
-    tasks = vectors.of_split("val")
-    tasks[0].pool_rows = tasks[0].pool_rows[:50]
-    pipeline.take_vectors(quick, replace(vectors, tasks=tasks))
-    pipeline.make_tokenizer(quick)
-    assert len(pipeline.make_index(quick)) == len(vectors.items)
+    val, test = vectors.of_split("val"), vectors.of_split("test")
+    answers = [replace(task, pool_rows=np.unique(np.concatenate(task.positives))) for task in test]
+    rows = np.unique(np.concatenate([task.pool_rows for task in answers]))
+    assert len(rows) < len(vectors.items)
+    for tasks, wanted in (([*val, *answers], rows), (val, np.arange(len(vectors.items)))):
+        pipeline.take_vectors(quick, replace(vectors, tasks=tasks))
+        pipeline.make_tokenizer(quick)
+        index = pipeline.make_index(quick)
+        assert list(index.ids) == list(Index.load(quick.index).ids) == [vectors.items.ids[row] for row in wanted]
 
 
 def test_evaluation_of_both_splits(world_run: Path, tmp_path: Path) -> None:

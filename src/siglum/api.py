@@ -43,9 +43,9 @@ def fit(
         hits = retriever.search_features(siglum.features(query_vectors[:1]), k=5)
     """
     item_features, query_features = _features(items, "item", item_ids), _features(queries, "query", None)
-    widths = [_width(item_features, query_features, part) for part in ("image", "text")]
-    item_features = with_widths(item_features, *widths, "items")
-    query_features = with_widths(query_features, *widths, "queries")
+    image_dim, text_dim = (_width(item_features, query_features, part) for part in ("image", "text"))
+    item_features = with_widths(item_features, image_dim, text_dim, "items")
+    query_features = with_widths(query_features, image_dim, text_dim, "queries")
     if len(positives) != len(query_features):
         raise SiglumError(f"there are {len(query_features)} queries but {len(positives)} entries in positives.")
     if not 0 <= validation < 1:

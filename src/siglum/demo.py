@@ -43,6 +43,8 @@ T = TypeVar("T")
 PRO, GENIUS, NO_PD = "pro", "genius", "pro_without_pd"
 RECIPE_OF = {PRO: "pro", GENIUS: "genius", NO_PD: "vs_sf"}
 PICTURE_SIZE = 144
+DIAGNOSTIC_BEAM = 20
+"""Beam of the survival curves; the paper's diagnostics use 20 too, to make pruning visible."""
 UNION_QUERIES = 200
 """Queries a task asked against the union pool: it is three times as large and tells the same story."""
 
@@ -160,15 +162,15 @@ def _measure(name: str, folder: Path, device: str) -> Measured:
     """Evaluate a run's systems: PRO's run also stands for dense, scan and geometry."""
     run = RunFolder(folder)
     systems = open_systems(run, "test", device)
-    survival, health = survival_of(systems), health_of(systems).as_dict()
+    survival, health = survival_of(systems, DIAGNOSTIC_BEAM), health_of(systems).as_dict()
     rankers: dict[str, Ranker] = {}
     beams = {}
     if name == PRO:
         rankers |= {"dense": systems.dense, "scan": systems.scan, "geometry": systems.geometry}
-        beams["geometry"] = beam_survival_of(systems, systems.geometry)
+        beams["geometry"] = beam_survival_of(systems, systems.geometry, DIAGNOSTIC_BEAM)
     if systems.own is not None:
         rankers[name] = systems.own
-        beams[name] = beam_survival_of(systems, systems.own)
+        beams[name] = beam_survival_of(systems, systems.own, DIAGNOSTIC_BEAM)
     found = evaluate_run(run, systems, rankers, union_queries=UNION_QUERIES) if rankers else Evaluation()
     return Measured(found, survival, beams, health)
 
@@ -188,7 +190,7 @@ def build_report(measured: dict[str, Measured], configs: dict[str, RunConfig]) -
         "union": found.union,
         "survival": {name: part.survival for name, part in measured.items()},
         "beam_survival": {name: curve for part in measured.values() for name, curve in part.beam_survival.items()},
-        "chance": {name: [min(1.0, config.search.beam / size) for size in vocab] for name, vocab in sizes.items()},
+        "chance": {name: [min(1.0, DIAGNOSTIC_BEAM / size) for size in vocab] for name, vocab in sizes.items()},
         "health": {name: part.health for name, part in measured.items()},
         "gap": gap_closed(found),
         "settings": {
@@ -196,6 +198,7 @@ def build_report(measured: dict[str, Measured], configs: dict[str, RunConfig]) -
             "scale": config.scale,
             "seed": config.seed,
             "beam": config.search.beam,
+            "diagnostic_beam": DIAGNOSTIC_BEAM,
             "omega": config.search.omega,
             "vocab": {name: list(vocab) for name, vocab in sizes.items()},
             "items": config.world.items,

@@ -145,7 +145,7 @@ def test_no_fusion_takes_one_modality_alone_and_refuses_other_sizes() -> None:
     there = torch.ones(3, dtype=torch.bool)
     out = fusion_of("none", 6, 0)(image, torch.zeros(3, 0), there, ~there)
     torch.testing.assert_close(out, image / image.norm(dim=1, keepdim=True))
-    with pytest.raises(SiglumError, match="text features must have 6 numbers, not 5"):
+    with pytest.raises(SiglumError, match="text features need 6 numbers, not 5"):
         fusion_of("none", 6, 5)
 
 

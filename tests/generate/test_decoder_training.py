@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,11 @@ def test_a_checkpoint_of_another_tokenizer_or_config_is_refused(
     for config, seed in ((replace(CONFIG, epochs=2), 0), (replace(CONFIG, epochs=1), 1)):
         with pytest.raises(SiglumError, match="another configuration"):
             fit_decoder(data, tokenizer, config, seed=seed, folder=tmp_path, resume=True)
+    other = copy.deepcopy(tokenizer)
+    with torch.no_grad():
+        other.quantizer.codebooks[1][0] += 1.0
+    with pytest.raises(SiglumError, match="another configuration"):
+        fit_decoder(data, other, replace(CONFIG, epochs=1), folder=tmp_path, resume=True)
 
 
 def test_targets_that_are_nearly_hard_train_as_hard_ones_do(data: Vectors, tokenizer: Tokenizer) -> None:

@@ -39,7 +39,7 @@ def test_numbers_equal_counting() -> None:
         assert (found.size, found.usage, found.dead) == (size, len(uses) / size, size - len(uses))
         assert found.entropy == pytest.approx(-sum(n / 40 * math.log2(n / 40) for n in uses.values()))
         assert found.error == pytest.approx(float(left.square().sum(1).mean()), rel=1e-5)
-    wanted = (vectors - made.decode(codes)).square().sum(1).mean()
+    wanted = (vectors - made.decode(codes).detach()).square().sum(1).mean()
     assert health.reconstruction == health.levels[-1].error == pytest.approx(float(wanted), rel=1e-5)
 
 

@@ -31,7 +31,7 @@ def by_position(ranking: Ranking) -> dict[int, float]:
 
 
 def assert_same(found: Ranking, wanted: Ranking) -> None:
-    """Equal to the tolerance, in score and in order: two items may change places only if their scores are that close."""
+    """Equal to the tolerance, in score and order: items may change places only if their scores are that close."""
     assert len(found) == len(wanted)
     np.testing.assert_allclose(found.score, wanted.score, atol=TOLERANCE)
     scores = by_position(wanted)
@@ -258,7 +258,9 @@ def test_a_query_that_is_not_a_number_is_refused(make_system, kind: str) -> None
         search_items(scorer, system.index, system.query, beam=3, k=3)
 
 
-@pytest.mark.parametrize(("changed", "word"), [({"beam": 0}, "beam"), ({"k": 0}, "k must"), ({"batch_size": 0}, "batch")])
+@pytest.mark.parametrize(
+    ("changed", "word"), [({"beam": 0}, "beam"), ({"k": 0}, "k must"), ({"batch_size": 0}, "batch")]
+)
 def test_a_beam_a_depth_and_a_batch_of_nothing_are_refused(make_system, changed: dict[str, int], word: str) -> None:
     system = make_system(0)
     with pytest.raises(SiglumError, match=word):

@@ -76,7 +76,7 @@ def test_more_iterations_fit_better() -> None:
 
 def test_fewer_vectors_than_codewords_are_refused() -> None:
     with pytest.raises(
-        SiglumError, match="9 codewords need at least 9 training vectors, but there are 8; choose a smaller vocabulary"
+        SiglumError, match="9 codewords need at least 9 training vectors, not 8; choose a smaller vocabulary"
     ):
         kmeans(torch.randn(8, 3), 9, 2, generator())
     assert kmeans(torch.randn(9, 3), 9, 2, generator()).shape == (9, 3)

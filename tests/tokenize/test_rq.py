@@ -169,7 +169,7 @@ def test_unknown_options_are_named(name: str, choices: str) -> None:
 
 
 def test_too_few_vectors_for_a_level_are_refused() -> None:
-    with pytest.raises(SiglumError, match="200 codewords need at least 200 training vectors, but there are 120"):
+    with pytest.raises(SiglumError, match="200 codewords need at least 200 training vectors, not 120"):
         quantizer_of(vocab=(8, 200))
 
 
@@ -335,4 +335,12 @@ def test_the_starting_state_is_consistent() -> None:
     for level, book in enumerate(quantizer.codebooks):
         count, total = getattr(quantizer, f"count_{level}"), getattr(quantizer, f"total_{level}")
         torch.testing.assert_close(total / count[:, None], book.detach())
-        assert float(count.mean()) == pytest.approx(1.0, abs=0.2)
+        assert float(count.sum()) == pytest.approx(len(data()[0]), abs=len(book))
+
+
+def test_counts_start_at_each_code_s_share_of_a_step() -> None:
+    quantizer = ResidualQuantizer(TokenizerConfig(vocab=(8, 8)), DIM)
+    quantizer.initialise(*data(), generator(), vectors_a_step=32)
+    for level, book in enumerate(quantizer.codebooks):
+        count = getattr(quantizer, f"count_{level}")
+        assert float(count.sum()) == pytest.approx(32, abs=len(book) * 32 / len(data()[0]))

@@ -78,7 +78,7 @@ def test_codes_of_a_query_come_near_those_of_its_item(vectors: Vectors) -> None:
 
 def test_codewords_alone_can_lower_the_ranking_loss(vectors: Vectors) -> None:
     fusion, _ = fit_fusion(vectors, replace(FUSION, epochs=8, batch_size=60, lr=3e-3), seed=0)
-    config = replace(CONFIG, train_fusion=False, epochs=15, lr=5e-3, rq_weight=1.0, mse_weight=1.0)
+    config = replace(CONFIG, train_fusion=False, epochs=15, lr=1e-2, rq_weight=1.0, mse_weight=1.0)
     history = fit(vectors, replace(config, rank_weight=100.0), fusion=fusion).history
     assert history[-1]["loss_rank"] < 0.9 * history[0]["loss_rank"]
 

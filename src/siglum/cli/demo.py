@@ -70,10 +70,10 @@ def _survival(report: dict[str, Any]) -> None:
     from rich.table import Table
 
     names = {"genius": "GENIUS", "pro_without_pd": "PRO, PD off", "pro": "PRO"}
-    levels = len(report["survival"]["pro"])
+    levels, beam = len(report["survival"]["pro"]), report["settings"]["diagnostic_beam"]
     for title, key, first in (
-        (f"Token survival under the quantised oracle, beam {report['settings']['beam']}, per level", "survival", 1),
-        ("Targets still in the real beam after each level", "beam_survival", 0),
+        (f"Target tokens among the best {beam} of their level under the quantised oracle", "survival", 1),
+        (f"Targets still in the real beam of {beam} after each level", "beam_survival", 0),
     ):
         table = Table(title="\n" + title, title_justify="left", box=None, pad_edge=False, header_style="bold")
         table.add_column("%")

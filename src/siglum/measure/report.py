@@ -45,6 +45,8 @@ SETTINGS = {
     "scale": "Scale",
     "seed": "Seed",
     "beam": "Beam width",
+    "diagnostic_beam": "Beam width of the survival curves",
+    "union_queries": "Queries a task against the union pool",
     "omega": "Weight of distance in the beam (ω)",
     "items": "Items",
     "queries": "Queries",
@@ -154,7 +156,8 @@ def _key_figures(report: Report) -> str:
     beams = report.get("beam_survival", {})
     for system in reversed(in_order(beams, NAMES)):
         if system not in REFERENCES and beams[system]:
-            owner = f"{name_system(system)}’s beam"
+            width = _diagnostic_beam(report)
+            owner = f"{name_system(system)}’s beam" + (f" of {width}" if width else "")
             cards.append((f"{percent(beams[system][-1])} %", f"of targets still in {owner} after the last level"))
     if not cards:
         return ""
@@ -211,12 +214,19 @@ def _swatch(report: Report, system: str) -> str:
     return f'<span class="swatch" style="background:{_paint(report, system)}"></span>{escape(name_system(system))}'
 
 
+def _diagnostic_beam(report: Report) -> int | None:
+    """Return the beam width of the survival curves, where the report tells."""
+    settings = report.get("settings", {})
+    return settings.get("diagnostic_beam", settings.get("beam"))  # type: ignore[no-any-return]
+
+
 def _survival(report: Report) -> str:
     """Draw token survival, with chance, and survival in the real beam."""
     figures, tables = [], []
     if curves := _curves(report, "survival"):
         chances = _chances(report)
-        best = f"{report['settings']['beam']} best" if "beam" in report.get("settings", {}) else "best"
+        width = _diagnostic_beam(report)
+        best = f"{width} best" if width else "best"
         words = f"Given the right prefix so far, is the right token among the {best} of its level?"
         words += " Dashed: what guessing gives." if chances else ""
         ticks = _tokens(max(len(row.values) for row in curves + chances), modality=False)
@@ -224,7 +234,9 @@ def _survival(report: Report) -> str:
         tables.append(_numbers("Token survival in per cent", ticks, curves + chances))
     if curves := _curves(report, "beam_survival"):
         modality = _has_modality(report)
-        words = f"Share of targets whose prefix is still in the beam after each token. {_drops(report, modality)}"
+        width = _diagnostic_beam(report)
+        beam = f"a beam of {width}" if width else "the beam"
+        words = f"Share of targets whose prefix is still in {beam} after each token. {_drops(report, modality)}"
         ticks = _tokens(max(len(row.values) for row in curves), modality)
         axis = "level, after M for the modality token" if modality else "level"
         figures.append(_figure("Where targets fall out of the beam", words, ticks, axis, curves))

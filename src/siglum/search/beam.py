@@ -95,6 +95,8 @@ def beam_search(
         live = Beams(query[keep], kids.lo[keep], kids.hi[keep], score[keep])
         if trace is not None:
             trace.append(live)
+        if not len(live.query):  # a filter that leaves nothing
+            break
         if level + 1 < index.levels:
             chosen = torch.as_tensor(keep, device=device)
             state = scorer.advance(state, level, parent[chosen], token[chosen])

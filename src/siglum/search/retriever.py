@@ -116,7 +116,7 @@ class Retriever:
         config: SearchConfig = from_dict(SearchConfig, {**as_dict(self.config), **options})
         if config.leaf_order == "dense" and self.item_ND is None:
             raise SiglumError(
-                "this index keeps no vectors to order items of one leaf by; index with kept vectors or use leaf order pool."
+                "this index keeps no vectors to order items of a leaf by; index with kept vectors or use order pool."
             )
         return search_items(
             self.scorer(config),

@@ -112,7 +112,8 @@ def prefix_ranking_loss(
             real |= pick == positive_Q[:, None]
     query = query_QD if config.rank_student_gradient else query_QD.detach()
     losses = []
-    prefix, distinct_items = prefix_numbers(codes_NT, first), int((~repeat_N).sum())
+    prefix, counts_N = prefix_numbers(codes_NT, first), ~repeat_N
+    counts_N[positive_Q] = True
     for level in range(first, codes_NT.shape[1]):
         partial = partial_NTD[:, level]
         if config.rank_cosine:
@@ -121,7 +122,8 @@ def prefix_ranking_loss(
         keep = real
         if config.rank_form == "prefixes":
             prefix = extend_prefixes(prefix, codes_NT[:, level])
-            if int(prefix.max()) + 1 < distinct_items:  # else every item has a prefix of its own
+            own = prefix[counts_N]
+            if len(own.unique()) < len(own):  # else every item has a prefix of its own
                 keep = real & first_of_prefix(prefix[pick])
         losses.append(listwise_kl(teacher, student, keep, config.temperature).mean())
     loss = torch.stack(losses).mean()

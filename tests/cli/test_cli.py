@@ -1,0 +1,309 @@
+"""The command line: every verb on a tiny world, JSON for machines, one sentence for every mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from siglum.cli import common
+from siglum.cli.main import VERBS, main
+from siglum.data.world import World
+from siglum.files import read_json
+from siglum.log import Tick
+from siglum.types import SiglumError
+
+Call = Callable[..., str]
+SMALL = ["--set", "fusion.epochs=1", "--set", "tokenizer.epochs=1", "--set", "decoder.epochs=1"]
+
+
+def in_process(code: str, *args: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, env=environment)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_helps_with_an_example(call: Call, verb: str) -> None:
+    text = call(verb, "--help")
+    assert "Example" in text
+    assert f"siglum {verb} " in text
+    assert "--json" in text
+
+
+@pytest.mark.parametrize("args", [[], ["-h"], ["--help"]])
+def test_help_names_every_verb(call: Call, args: list[str]) -> None:
+    text = call(*args)
+    assert all(f"  {verb} " in text for verb in VERBS)
+    assert "example:" in text
+
+
+def test_version(call: Call) -> None:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        wanted = version("siglum")
+    except PackageNotFoundError:
+        pytest.skip("the package is not installed")
+    assert call("--version") == f"siglum {wanted}\n"
+
+
+def test_help_needs_no_torch() -> None:
+    code = "import sys; from siglum.cli.main import VERBS, main; codes = [main(['--help'])]; "
+    code += "light = set(sys.modules); codes += [main([verb, '--help']) for verb in VERBS]; "
+    code += "assert not {'torch', 'numpy', 'tyro'} & light, light; assert not {'torch', 'PIL'} & set(sys.modules); "
+    code += "sys.exit(max(codes))"
+    done = in_process(code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_module_is_the_command_line() -> None:
+    done = subprocess.run([sys.executable, "-m", "siglum", "fly"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == f"siglum: there is no verb 'fly'; the verbs are {', '.join(VERBS)}.\n"
+
+
+@pytest.mark.parametrize(
+    "args", [["fly"], ["search"], ["search", "run", "--widht", "3"], ["train", "run", "--seed", "x"]]
+)
+def test_wrong_usage_exits_with_2(capsys: pytest.CaptureFixture[str], args: list[str]) -> None:
+    assert main(args) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_the_whole_pipeline(call: Call, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    found = json.loads(
+        call("encode", "--out", run, "--world", 240, "--variants", 1, "--scale", "tiny", "--json", *SMALL)
+    )
+    assert found == {"items": 240, "queries": 640, "run": str(run), "skipped": 0}
+    assert read_json(run / "config.json")["tokenizer"]["epochs"] == 1
+    found = json.loads(call("tokenize", run, "--json", "--set", "tokenizer.vocab=[8,16]"))
+    assert found["sizes"] == [3, 8, 16]
+    assert read_json(run / "config.json")["tokenizer"]["vocab"] == [8, 16]
+    found = json.loads(call("train", run, "--seed", 3, "--json"))
+    assert (found["step"], read_json(run / "config.json")["seed"]) == (0, 3)
+    assert found["loss"] > 0
+    found = json.loads(call("index", run, "--json"))
+    assert found["items"] == 48
+    assert found["colliding_items"] >= found["largest_collision"]
+    found = json.loads(call("search", run, "a red star", "-k", 4, "--json"))
+    assert [hit["rank"] for hit in found["hits"]] == [1, 2, 3, 4]
+    found = json.loads(call("eval", run, "--split", "test", "--union", "--json"))
+    assert set(found) == {"run", "split", "tasks", "union", "survival", "health"}
+    assert set(found["tasks"]["t2i"]) == {"dense", "scan", "geometry", "pro"}
+    written = read_json(run / "6-report" / "eval-test.json")
+    assert written == {key: value for key, value in found.items() if key != "run"}
+    assert (run / "5-runs" / "it2t.test.pro.trec").exists()
+    found = json.loads(call("info", run, "--json"))
+    assert {name: stage["state"] for name, stage in found["stages"].items()} == {
+        **dict.fromkeys(("1-vectors", "2-tokenizer", "3-decoder", "4-index"), "finished"),
+        **dict.fromkeys(("5-runs", "6-report"), "there"),
+    }
+    assert found["changed"]["decoder.epochs"] == [4, 1]
+    assert len(found["curves"]["decoder"]["loss"]) == 1
+    text = call("info", run)
+    assert "decoder.epochs = 1 (recipe: 4)" in text
+    assert "finished" in text
+    table = call("eval", run)
+    assert "t→(i,t)" in table
+    assert "mean" in table
+
+
+def test_search_prints_ranked_ids(call: Call, world_run: Path, world: World, tmp_path: Path) -> None:
+    from PIL import Image
+
+    query = world.queries("test", "it2i")[0]
+    Image.fromarray(query.image.pixels(48)).save(tmp_path / "picture.png")
+    found = json.loads(call("search", world_run, query.text, "--image", tmp_path / "picture.png", "--json"))
+    lines = call("search", world_run, query.text, "--image", tmp_path / "picture.png").splitlines()
+    assert [line.split()[2] for line in lines] == [hit["item_id"] for hit in found["hits"]]
+    assert lines[0].split()[3] == "-".join(map(str, found["hits"][0]["codes"]))
+    only = tmp_path / "only.txt"
+    only.write_text("\n".join(world.pool("test", "t2t")))
+    options = ["--within", only, "--beam", 5, "--omega", 1.5, "--scorer", "fused", "--instruction", "Find a text."]
+    inside = json.loads(call("search", world_run, "a red star", *options, "--json"))
+    assert {hit["item_id"][-2:] for hit in inside["hits"]} == {"-t"}
+
+
+def test_index_changes_in_place(call: Call, fail: Call, run_copy: Path, world: World, tmp_path: Path) -> None:
+    new = tmp_path / "new.jsonl"
+    new.write_text('{"id": "n1", "text": "a small blue ring"}\n{"id": "n2", "text": "two green stars"}\n')
+    before = call("index", run_copy, "--json")
+    start = json.loads(before)["items"]
+    assert json.loads(call("index", run_copy, "--add", new, "--json"))["items"] == start + 2
+    assert "in the index already" in fail("index", run_copy, "--add", new)
+    hits = json.loads(call("search", run_copy, "a small blue ring", "--scorer", "geometry", "--beam", 99, "--json"))
+    assert "n1" in [hit["item_id"] for hit in hits["hits"]]
+    assert json.loads(call("index", run_copy, "--remove", "n1", "--remove", "n2", "--json"))["items"] == start
+    assert "decided when the index is built" in fail("index", run_copy, "--remove", "n1", "--keep-vectors")
+    call("index", run_copy, "--keep-vectors")
+    assert (run_copy / "4-index" / "vectors.safetensors").exists()
+    call("index", run_copy, "--add", new)
+    assert (run_copy / "4-index" / "vectors.safetensors").exists()
+
+
+def test_info_on_a_young_run(call: Call, run_copy: Path) -> None:
+    shutil.rmtree(run_copy / "4-index")
+    (run_copy / "3-decoder" / "stage.json").unlink()
+    config = read_json(run_copy / "config.json")
+    (run_copy / "config.json").write_text(json.dumps({**config, "scale": "auto"}))
+    found = json.loads(call("info", run_copy, "--json"))
+    assert found["changed"] == {}
+    states = {name: stage["state"] for name, stage in found["stages"].items()}
+    assert (states["3-decoder"], states["4-index"], states["6-report"]) == ("unfinished", "missing", "missing")
+
+
+def mistakes(run: Path) -> list[tuple[Sequence[object], str]]:
+    none = run / "none"
+    return [
+        (["search", none, "a"], "is not a run folder"),
+        (["search", run], "needs a text, an image or both"),
+        (["search", run, "a", "--image", none], "does not exist"),
+        (["search", run, "a", "--within", none], "does not exist"),
+        (["search", run, "a", "--within", run], "directory"),
+        (["search", run, "a", "--scorer", "best"], "fused, decoder, geometry, oracle"),
+        (["search", run, "a", "--beam", 0], "beam must be at least 1"),
+        (["search", run, "a", "-k", 0], "k must be at least 1"),
+        (["search", run, "a", "--device", "tpu"], "cpu, cuda"),
+        (["search", run, "a", "--device", "cuda:9"], "cuda"),
+        (["eval", run, "--split", "train"], "no tasks in split train"),
+        (["eval", run, "--k", 0], "k must be at least 1"),
+        (["eval", none], "is not a run folder"),
+        (["info", none], "siglum encode"),
+        (["tokenize", none], "siglum encode"),
+        (["train", none], "siglum encode"),
+        (["index", none], "no finished vectors stage"),
+        (["index", run, "--remove", "nobody"], "'nobody'"),
+        (["index", run, "--add", none], "suffix"),
+        (["index", run, "--add", run / "none.jsonl"], "cannot be read"),
+        (["train", run, "--set", "decoder.epoch=3"], "DecoderConfig has no field 'epoch'"),
+        (["train", run, "--set", "model.epochs=3"], "the stages are world, fusion, tokenizer, decoder, search"),
+        (["train", run, "--set", "decoder.epochs"], "field=value"),
+        (["train", run, "--set", "decoder.epochs=many"], "must be of type int"),
+        (["tokenize", run, "--set", "tokenizer.vocab=9"], "must be a list"),
+        (["encode", "--out", none], "--world N or --items FILE"),
+        (["encode", "--out", none, "--world", 10], "200 to 1,000,000"),
+        (["encode", "--out", none, "--world", 240, "--items", none], "--world N or --items FILE"),
+        (["encode", "--out", none, "--world", 240, "--encoder", "none"], "siglum.fit"),
+        (["encode", "--out", none, "--world", 240, "--encoder", "clip"], "builtin, none"),
+        (["encode", "--out", none, "--world", 240, "--recipe", "best"], "pro, genius"),
+        (["encode", "--out", none, "--world", 240, "--scale", "huge"], "tiny, demo, small, paper"),
+        (["encode", "--out", none, "--items", run / "none.jsonl"], "cannot be read"),
+    ]
+
+
+def test_mistakes_are_told_in_one_sentence(fail: Call, world_run: Path) -> None:
+    before = {path: path.read_bytes() for path in world_run.rglob("*") if path.is_file()}
+    for args, words in mistakes(world_run):
+        message = fail(*args)
+        assert words in message, (args, message)
+    assert {path: path.read_bytes() for path in world_run.rglob("*") if path.is_file()} == before
+
+
+def test_an_interruption_says_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], world_run: Path
+) -> None:
+    def stop(*args: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("siglum.search.retriever.Retriever.load", stop)
+    assert main(["search", str(world_run), "a"]) == 130
+    assert capsys.readouterr().err == "siglum search: interrupted; --resume goes on where it stopped.\n"
+
+
+def test_a_killed_training_resumes_to_the_same_bytes(call: Call, run_copy: Path, tmp_path: Path) -> None:
+    shutil.rmtree(run_copy / "3-decoder")
+    whole = shutil.copytree(run_copy, tmp_path / "whole")
+    settings = ["--set", "decoder.epochs=30"]
+    call("train", whole, *settings)
+    checkpoint = run_copy / "3-decoder" / "checkpoint" / "checkpoint.json"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "siglum", "train", str(run_copy), *settings],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not checkpoint.exists() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.005)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert process.returncode == -signal.SIGKILL
+    done = len(read_json(checkpoint)["history"])
+    assert 1 <= done < 30
+    assert not (run_copy / "3-decoder" / "stage.json").exists()
+    assert json.loads(call("train", run_copy, "--resume", "--json"))["step"] == 29
+    for name in ("decoder.safetensors", "stage.json"):
+        assert (run_copy / "3-decoder" / name).read_bytes() == (whole / "3-decoder" / name).read_bytes()
+    lines = [json.loads(line) for line in (run_copy / "log.jsonl").read_text().splitlines()]
+    # Epochs of the first training of the copied run, of the killed one and of the resumed one.
+    assert sum(line["stage"] == "decoder" for line in lines) in (4 + 30, 4 + 30 + 1)
+
+
+def test_a_checkpoint_of_other_settings_is_not_resumed(fail: Call, run_copy: Path) -> None:
+    (run_copy / "3-decoder" / "stage.json").unlink()
+    assert "another configuration" in fail("train", run_copy, "--resume", "--set", "decoder.lr=0.5")
+
+
+class Terminal:
+    """A stderr that says it is a terminal."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+    def flush(self) -> None:
+        pass
+
+
+def test_progress_on_a_terminal_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    progress = common.ConsoleProgress()
+    progress(Tick("work", 1, 10, 1.0, "step"))
+    assert terminal.text == ""
+    progress.last -= 1
+    progress(Tick("work", 5, 10, 10.0, "step"))
+    assert terminal.text == "\r\x1b[2Kwork   50 %  0.5 step/s  0:10 left"
+    progress(Tick("work", 10, 10, 20.0, "step"))
+    assert terminal.text.endswith("work  100 %  0.5 step/s")
+    progress.close()
+    progress.close()
+    assert terminal.text.endswith("step/s\r\x1b[2K")
+
+
+def test_progress_elsewhere_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = common.ConsoleProgress()
+    progress(Tick("work", 1, 0, 1.0, "row"))
+    assert capsys.readouterr().err == ""
+    progress.last -= 11
+    progress(Tick("work", 3, 0, 2.0, "row"))
+    assert capsys.readouterr().err == "work  1.5 row/s\n"
+    progress.last -= 11
+    progress(Tick("work", 0, 9, 0.0, "row"))
+    assert "? left" in capsys.readouterr().err
+
+
+def test_settings_are_read_as_json_or_as_words() -> None:
+    from siglum.config import RunConfig
+
+    changed = common.override(RunConfig(), ("search.scorer=oracle", "tokenizer.vocab=[2,3]", "seed=7"))
+    assert (changed.search.scorer, changed.tokenizer.vocab, changed.seed) == ("oracle", (2, 3), 7)
+    assert common.with_seed(changed, None).seed == 7
+    assert common.with_seed(changed, 0).seed == 0
+    with pytest.raises(SiglumError, match=r"no setting 'tokenizer\.vocab\.x'"):
+        common.override(RunConfig(), ("tokenizer.vocab.x=1",))

@@ -1,0 +1,227 @@
+"""The documentation keeps its word: names exist, links lead somewhere, settings and byte layouts are as written."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import fields, is_dataclass
+from importlib import import_module
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from siglum.cli.main import VERBS
+from siglum.config import RunConfig, diff
+from siglum.index import Index
+from siglum.recipes import RECIPES, SCALES, recipe
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAPER = (ROOT / "docs" / "paper.md").read_text()
+NAME = re.compile(r"`(siglum[\w.]*:[\w.]+)`")
+HIDDEN = ("carry", "runs", "build", "dist", "tests")
+
+
+def named(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+def blocks(page: Path, kind: str) -> list[str]:
+    return re.findall(rf"```{kind}\n(.*?)```", page.read_text(), re.S)
+
+
+def slug(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def anchors(page: Path) -> set[str]:
+    prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    return {slug(heading) for heading in re.findall(r"^#+ (.+)$", prose, re.M)}
+
+
+@pytest.mark.parametrize("name", sorted(set(NAME.findall(PAPER))))
+def test_every_name_of_the_paper_page_exists(name: str) -> None:
+    module, _, path = name.partition(":")
+    found: object = import_module(module)
+    for part in path.split("."):
+        if is_dataclass(found) and part in {f.name for f in fields(found)}:
+            return
+        assert hasattr(found, part), f"{name}: {found} has no {part}"
+        found = getattr(found, part)
+
+
+def test_the_paper_page_names_code_at_all() -> None:
+    assert len(set(NAME.findall(PAPER))) > 60
+
+
+@pytest.mark.parametrize(("kind", "last"), [("Eq.", 25), ("Theorem", 2), ("Table", 15), ("Figure", 6)])
+def test_the_paper_page_lists_every_part_of_the_paper(kind: str, last: int) -> None:
+    covered: set[int] = set()
+    for line in PAPER.splitlines():
+        if match := re.match(rf"\| {re.escape(kind)} ([^|]*)", line):
+            for start, end in re.findall(r"\b(\d+)(?:–(\d+))?[a-c]?\b", match[1].split(" of ")[0]):
+                covered |= set(range(int(start), int(end or start) + 1))
+    assert covered == set(range(1, last + 1))
+
+
+def test_the_paper_page_lists_every_statement_of_the_appendix() -> None:
+    assert {int(n) for n in re.findall(r"A\.(\d+)", PAPER)} == set(range(1, 12))
+
+
+def test_where_a_part_is_missing_no_code_is_named_as_its_home() -> None:
+    rows = [cells(line) for line in PAPER.splitlines() if re.match(r"\| (Eq|Theorem|Lemma|Table|Figure)", line)]
+    assert len(rows) > 40
+    for row in rows:
+        assert row[1] in ("", "as Table 2", "**not yet**") or NAME.search(row[1]), row
+
+
+def test_the_released_recipe_departs_as_the_paper_page_says() -> None:
+    section = PAPER.split("## Where the released code departs")[1]
+    table = [cells(line) for line in section.splitlines() if re.match(r"\| `(tokenizer|decoder|search)\.", line)]
+    said = {row[0].strip("`"): tuple(cell.strip("`") for cell in row[1:3]) for row in table}
+    found = diff(recipe("pro"), recipe("pro_released"))
+    del found["recipe"]
+    assert said == {
+        name: tuple(str(v).lower() if isinstance(v, bool) else str(v) for v in pair) for name, pair in found.items()
+    }
+
+
+def test_the_paper_recipe_is_the_papers_table_of_hyper_parameters() -> None:
+    config = recipe("pro", "paper")
+    tokenizer, decoder, search = config.tokenizer, config.decoder, config.search
+    assert tokenizer.levels == 16
+    assert tokenizer.vocab == (512,) * 4 + (1024,) * 8 + (2048,) * 4
+    assert (tokenizer.lr, tokenizer.epochs, tokenizer.batch_size) == (1e-4, 20, 2048)
+    assert (tokenizer.rq_weight, tokenizer.mse_weight, tokenizer.rank_weight) == (100.0, 100.0, 100.0)
+    assert (tokenizer.temperature, tokenizer.top_k, tokenizer.warmup) == (0.05, 128, 0.1)
+    assert (decoder.lr, decoder.epochs, decoder.batch_size) == (1e-4, 30, 512)
+    assert (decoder.d_model, decoder.encoder_layers, decoder.decoder_layers, decoder.soft_tokens) == (512, 6, 6, 1)
+    assert decoder.soft_targets == 0.0
+    assert search.beam == 50
+    assert search.omega == 10.0 == pytest.approx(1 / (2 * tokenizer.temperature))
+    assert recipe("genius", "paper").tokenizer.vocab == (4096,) * 16
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_relative_links_lead_somewhere(page: Path) -> None:
+    prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        goal = page.parent / path if path else page
+        assert goal.exists(), f"{named(page)} links to {target}"
+        if anchor and goal.suffix == ".md":
+            assert anchor in anchors(goal), f"{named(page)} links to {target}"
+
+
+def test_no_file_speaks_of_one_machine() -> None:
+    looked_at = 0
+    for path in ROOT.rglob("*"):
+        place = path.relative_to(ROOT).parts
+        if any(part.startswith(".") or part == "__pycache__" for part in place) or place[0] in HIDDEN:
+            continue
+        if path.is_file() and path.suffix in (".md", ".py", ".toml", ".txt", ".cff", ".json", ".html", ""):
+            looked_at += 1
+            text = path.read_text()
+            for word in ("/work/", "/tmp/", "/home/", "/root/", "/Users/"):
+                assert word not in text, f"{named(path)} contains {word}"
+    assert looked_at > 50
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_commands_have_the_verbs_and_options_shown(page: Path) -> None:
+    shown = [line for block in blocks(page, "sh") for line in block.splitlines()]
+    shown += re.findall(r"`(siglum [a-z]+ [^`]+)`", page.read_text())
+    for line in shown:
+        if not line.startswith("siglum "):
+            continue
+        verb = line.split()[1]
+        assert verb in VERBS, line
+        options = {f.name for f in fields(import_module(f"siglum.cli.{verb}").Command)} | {"help"}
+        for option in re.findall(r"(?<=\s)--([a-z-]+)", line):
+            assert option.replace("-", "_") in options, line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_settings_shown_exist(page: Path) -> None:
+    text = page.read_text()
+    shown = re.findall(r"--set\s+([\w.]+)=", text) + re.findall(
+        r"`((?:fusion|tokenizer|decoder|search)\.\w+)(?==|`)", text
+    )
+    for name in shown:
+        stage, _, field = name.partition(".")
+        if field in ("safetensors", "epoch"):
+            continue
+        assert field in {f.name for f in fields(getattr(RunConfig(), stage))}, f"{named(page)}: {name}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_python_and_json_blocks_can_be_read(page: Path) -> None:
+    for block in blocks(page, "python"):
+        compile(block, named(page), "exec")
+    for block in blocks(page, "json"):
+        for line in block.splitlines():
+            json.loads(line)
+
+
+def test_the_tables_of_recipes_and_scales_are_those_of_the_code() -> None:
+    page = (ROOT / "docs" / "own-data.md").read_text()
+    for name in RECIPES:
+        assert f"`{name}`" in page
+    rows = {row[0].strip("`"): row[1:5] for row in map(cells, page.splitlines()) if row[0].strip("`") in SCALES}
+    assert set(rows) == set(SCALES)
+    for scale, row in rows.items():
+        config = recipe("pro", scale)
+        decoder, search = config.decoder, config.search
+        vocab = ", ".join(f"{len(list(group))} × {size}" for size, group in groupby(config.tokenizer.vocab))
+        layers = f"{decoder.d_model}, {decoder.encoder_layers} + {decoder.decoder_layers}"
+        assert row == [str(config.fusion.dim), vocab, layers, f"{search.beam}, {search.omega:g}"]
+
+
+def read_safetensors(path: Path) -> dict[str, np.ndarray]:
+    """Read a file by docs/formats.md alone."""
+    raw = path.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    kinds = {"U8": "<u1", "U32": "<u4", "I64": "<i8"}
+    arrays = {}
+    for name, entry in json.loads(raw[8 : 8 + length]).items():
+        start, end = (8 + length + offset for offset in entry["data_offsets"])
+        arrays[name] = np.frombuffer(raw[start:end], kinds[entry["dtype"]]).reshape(entry["shape"])
+    return arrays
+
+
+def test_the_index_can_be_read_by_its_description(tmp_path: Path) -> None:
+    sizes, rng = (3, 512, 1, 2048, 5), np.random.default_rng(0)
+    codes = np.stack([rng.integers(0, min(size, 4), 200) for size in sizes], 1)
+    names = [f"item {row} ü" for row in range(200)]
+    Index.build(names, codes, sizes, tokenizer="f00d").save(tmp_path)
+    rows, ids = read_safetensors(tmp_path / "index.safetensors"), read_safetensors(tmp_path / "ids.safetensors")
+    assert json.loads((tmp_path / "stage.json").read_text())["sizes"] == list(sizes)
+
+    bits = [(size - 1).bit_length() for size in sizes]
+    assert rows["packed"].shape == (200, -(-sum(bits) // 8))
+    before: list[int] = []
+    for row, packed in enumerate(rows["packed"]):
+        digits = "".join(f"{byte:08b}" for byte in packed)
+        found = [int(digits[sum(bits[:t]) : sum(bits[: t + 1])] or "0", 2) for t in range(len(bits))]
+        position = int(rows["order"][row])
+        assert found == codes[position].tolist()
+        offsets = ids["id_offsets"]
+        assert ids["id_bytes"][offsets[position] : offsets[position + 1]].tobytes().decode() == names[position]
+        same = next((t for t, (a, b) in enumerate(zip(before, found, strict=False)) if a != b), len(before))
+        assert rows["shared"][row] == same
+        assert before <= found
+        before = found
+
+
+def test_the_packing_shown_is_the_packing_done(tmp_path: Path) -> None:
+    Index.build(["a"], np.array([[2, 511, 7]]), (3, 512, 2048), tokenizer="f00d").save(tmp_path)
+    packed = read_safetensors(tmp_path / "index.safetensors")["packed"].tobytes().hex(" ")
+    assert f"->   {packed}\n" in (ROOT / "docs" / "formats.md").read_text()
