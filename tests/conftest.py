@@ -63,7 +63,6 @@ def build_vectors(seed: int = 0, image_dim: int = 16, text_dim: int = 12, noise:
     query_latent = item_latent[target] + noise * rng.normal(size=(NUM_QUERIES, LATENT))
     items = _features("x", item_latent, kind, maps, noise, rng)
     queries = _features("q", query_latent, rng.integers(0, 3, NUM_QUERIES), maps, noise, rng)
-    queries.wants = kind[target].astype(np.int8)
     tasks = []
     for split, start, end in (("val", NUM_TRAIN, NUM_TRAIN + NUM_VAL), ("test", NUM_TRAIN + NUM_VAL, NUM_QUERIES)):
         for code, name in enumerate(("i", "t", "it")):

@@ -61,7 +61,7 @@ def test_vectors_outlive_the_disk(quick: RunFolder, vectors: Vectors) -> None:
     for part in ("items", "queries"):
         one, two = getattr(vectors, part), getattr(again, part)
         assert list(one.ids) == list(two.ids)
-        for name in ("image", "text", "has_image", "has_text", "wants"):
+        for name in ("image", "text", "has_image", "has_text"):
             assert np.array_equal(getattr(one, name), getattr(two, name))
     assert np.array_equal(vectors.pair_query, again.pair_query)
     assert np.array_equal(vectors.pair_item, again.pair_item)

@@ -63,7 +63,7 @@ def fit(
     with tempfile.TemporaryDirectory() as scratch:
         run = RunFolder(Path(folder) if folder is not None else Path(scratch))
         take_vectors(run, vectors)
-        run.write_config(config or recipe_for(recipe, len(item_features), seed))
+        run.write_config(config or recipe_for(recipe, len(item_features), len(vectors.pair_query), seed))
         make_tokenizer(run, device=device, resume=resume)
         make_decoder(run, device=device, resume=resume)
         make_index(run, device=device)

@@ -37,7 +37,7 @@ from siglum.pipeline import (
     survival_of,
 )
 from siglum.recipes import recipe
-from siglum.types import Item, Query
+from siglum.types import Item, Query, SiglumError
 
 T = TypeVar("T")
 PRO, GENIUS, NO_PD = "pro", "genius", "pro_without_pd"
@@ -73,8 +73,8 @@ def run_demo(
 
     The runs are independent once they have the fused space, so they go through two processes of one thread each.
     """
-    if not resume and out.exists():
-        shutil.rmtree(out)
+    if not resume:
+        _clear(out)
     folders = {PRO: out, GENIUS: out / "baselines" / GENIUS, NO_PD: out / "baselines" / NO_PD}
     configs = {name: with_world_seed(recipe(RECIPE_OF[name], scale, seed)) for name in folders}
     for name, folder in folders.items():
@@ -101,6 +101,15 @@ def run_demo(
     page = render_report(report, find_examples(world, found), "Siglum on the carried world")
     write_text(pro.report / "report.html", page)
     return report
+
+
+def _clear(out: Path) -> None:
+    """Remove an earlier demo, and nothing else."""
+    if not out.exists() or not any(out.iterdir()):
+        return
+    if not (out / "baselines" / GENIUS).is_dir():
+        raise SiglumError(f"{out} is there already and holds no demo; choose another --out.")
+    shutil.rmtree(out)
 
 
 def with_world_seed(config: RunConfig) -> RunConfig:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol, TypeVar
 
+from siglum.files import write_text
 from siglum.types import SiglumError
 
 T = TypeVar("T")
@@ -22,6 +23,10 @@ T = TypeVar("T")
 class Log(Protocol):
     """Anything that takes one record of named numbers."""
 
+    def begin(self, stage: str, step: int) -> None:
+        """Forget what an earlier training of the stage wrote from this step on."""
+        ...
+
     def write(self, stage: str, step: int, values: dict[str, Any]) -> None:
         """Keep the values of one step (an epoch) of a stage."""
         ...
@@ -29,6 +34,9 @@ class Log(Protocol):
 
 class NoLog:
     """Keeps nothing."""
+
+    def begin(self, stage: str, step: int) -> None:
+        """Have nothing to forget."""
 
     def write(self, stage: str, step: int, values: dict[str, Any]) -> None:
         """Drop the record."""
@@ -39,6 +47,13 @@ class JsonlLog:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+
+    def begin(self, stage: str, step: int) -> None:
+        """Drop the stage's records from this step on; those of other stages stay."""
+        records = read_log(self.path)
+        kept = [record for record in records if record["stage"] != stage or record["step"] < step]
+        if len(kept) < len(records):
+            write_text(self.path, "".join(json.dumps(record) + "\n" for record in kept))
 
     def write(self, stage: str, step: int, values: dict[str, Any]) -> None:
         """Append one line."""
@@ -68,6 +83,9 @@ class TensorBoardLog:
             ) from error
         self.writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
 
+    def begin(self, stage: str, step: int) -> None:
+        """Leave old events where they are: TensorBoard shows the newest of each step."""
+
     def write(self, stage: str, step: int, values: dict[str, Any]) -> None:
         """Write every number as a scalar; lists become one scalar an entry."""
         for name, value in values.items():
@@ -84,6 +102,11 @@ class BothLogs:
 
     def __init__(self, *logs: Log) -> None:
         self.logs = logs
+
+    def begin(self, stage: str, step: int) -> None:
+        """Begin in each."""
+        for log in self.logs:
+            log.begin(stage, step)
 
     def write(self, stage: str, step: int, values: dict[str, Any]) -> None:
         """Write to each."""

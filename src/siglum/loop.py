@@ -102,6 +102,7 @@ def train(
     best: float = -math.inf
     if resume and folder is not None and (folder / "checkpoint.json").exists():
         history, best = _load(folder, identity, modules, optimiser)
+    log.begin(stage, len(history))
     for epoch in progress(range(len(history), epochs), f"{stage}: epochs", total=epochs - len(history), unit="epoch"):
         torch.manual_seed(seed_of(seed, stage, epoch) % 2**63)
         metrics = run_epoch(epoch)

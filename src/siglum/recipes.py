@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 from siglum.config import DecoderConfig, FusionConfig, RunConfig, SearchConfig, TokenizerConfig, WorldConfig
 from siglum.tokenize.schedule import ascending, scaled_sizes, uniform
 from siglum.types import one_of
 
 SCALES = ("tiny", "demo", "small", "paper")
+LEAST_STEPS = 300
+Trained = TypeVar("Trained", FusionConfig, TokenizerConfig, DecoderConfig)
 UNIFORM = {"tiny": 32, "demo": 128, "small": 256, "paper": 4096}
 """Uniform vocabulary of `genius`: the paper's 4096 at paper scale; elsewhere the better on validation of equal bits
 per item and the schedule's largest size."""
@@ -116,16 +119,32 @@ def _paper() -> RunConfig:
     return RunConfig(scale="paper")
 
 
-def recipe_for(name: str, num_items: int, seed: int = 0) -> RunConfig:
+def recipe_for(name: str, num_items: int, num_pairs: int, seed: int = 0) -> RunConfig:
     """Return a recipe sized to a collection: the demo's models below 20,000 items, the small ones above.
 
-    The vocabulary follows `scaled_sizes`, so that every codeword has items to learn from.
+    The vocabulary follows `scaled_sizes`, so that every codeword has items to learn from; batches shrink and epochs
+    grow until every training has `LEAST_STEPS` steps.
     """
     base = recipe(name, "demo" if num_items < 20_000 else "small", seed)
     levels, sizes = base.tokenizer.levels, scaled_sizes(num_items)
     flat = len(set(base.tokenizer.vocab)) == 1
-    vocab = uniform(levels, sizes[2]) if flat else ascending(levels, sizes)
-    return replace(base, scale="auto", tokenizer=replace(base.tokenizer, vocab=vocab))
+    vocab = uniform(levels, sizes[1]) if flat else ascending(levels, sizes)
+    return replace(
+        base,
+        scale="auto",
+        fusion=_long_enough(base.fusion, num_pairs),
+        tokenizer=replace(_long_enough(base.tokenizer, num_pairs), vocab=vocab),
+        decoder=_long_enough(base.decoder, num_pairs),
+    )
+
+
+def _long_enough(config: Trained, num_pairs: int) -> Trained:
+    """Return the config with a batch of at most a fortieth of the pairs (but 64) and enough epochs."""
+    batch = config.batch_size
+    while batch > 64 and batch * 40 > num_pairs:
+        batch //= 2
+    steps = max(1, num_pairs // batch)
+    return replace(config, batch_size=batch, epochs=max(config.epochs, min(50, -(-LEAST_STEPS // steps))))
 
 
 def pro(scale: str) -> RunConfig:
@@ -178,6 +197,7 @@ def pro_released(scale: str) -> RunConfig:
         rank_scale_tau2=True,
         rank_keep_positive=False,
         rank_student_gradient=True,
+        train_fusion=True,
         modality_vector=False,
         revive_below=2.0,
         revive_absolute=True,

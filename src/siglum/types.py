@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -118,8 +118,6 @@ class Features:
     text: np.ndarray
     has_image: np.ndarray
     has_text: np.ndarray
-    wants: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int8))
-    """Queries only: the modality asked for, -1 where it is unknown; empty for items."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -139,7 +137,6 @@ class Features:
             self.text[index],
             self.has_image[index],
             self.has_text[index],
-            self.wants[index] if len(self.wants) else self.wants,
         )
 
 

@@ -1,7 +1,5 @@
 """One's own data survives the way to disk and back, and every fault is named in one sentence."""
 
-
-
 from __future__ import annotations
 
 import json

@@ -1,7 +1,5 @@
 """Every kind of picture becomes the same square RGB pixels, and unreadable ones are skipped and counted."""
 
-
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,7 +1,5 @@
 """TREC files keep ranks whatever the scores, and TREC tools agree with the written order."""
 
-
-
 from __future__ import annotations
 
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The index: building, changing, saving, filters and look-ups."""
 
-
-
 from __future__ import annotations
 
 import copy

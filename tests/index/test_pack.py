@@ -1,7 +1,5 @@
 """Bit packing: round trips, order, shared prefixes, sorting and merging."""
 
-
-
 from __future__ import annotations
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The implicit trie against a dictionary of prefixes."""
 
-
-
 from __future__ import annotations
 
 import numpy as np

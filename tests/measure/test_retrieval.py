@@ -1,7 +1,5 @@
 """Measures agree with their definitions, count silent queries as 0 and follow the order of the list."""
 
-
-
 from __future__ import annotations
 
 import math

@@ -1,7 +1,5 @@
 """The t-test equals scipy's, and the randomisation test equals enumeration and keeps its level."""
 
-
-
 from __future__ import annotations
 
 import itertools

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import tyro
 
 from siglum.config import RunConfig, as_dict, from_dict
-from siglum.log import Reporter, Tick, reporting
+from siglum.log import Tick, reporting
 from siglum.types import SiglumError
+
+if TYPE_CHECKING:
+    from siglum.pipeline import RunFolder
 
 C = TypeVar("C")
 
@@ -85,11 +89,6 @@ def _clock(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
-def quiet() -> Reporter:
-    """Return a reporter that shows nothing."""
-    return lambda tick: None
-
-
 def override(config: RunConfig, settings: tuple[str, ...]) -> RunConfig:
     """Apply settings such as `tokenizer.epochs=3`; an unknown field is refused by name.
 
@@ -115,9 +114,25 @@ def override(config: RunConfig, settings: tuple[str, ...]) -> RunConfig:
     return changed
 
 
-def with_seed(config: RunConfig, seed: int | None) -> RunConfig:
-    """Return the config with another seed, if one is given."""
-    return config if seed is None else replace(config, seed=seed)
+@contextmanager
+def changed_config(
+    run: RunFolder, settings: tuple[str, ...], seed: int | None, stages: tuple[str, ...]
+) -> Iterator[None]:
+    """Write the run's config with some settings changed; if the work is refused, put the old one back.
+
+    Only settings of `stages` may change: an earlier stage is made already, with the values it has.
+    """
+    before = run.config()
+    for setting in settings:
+        if setting.split(".")[0] not in stages:
+            raise SiglumError(f"{setting!r} cannot be set here; this verb takes settings of {', '.join(stages)}.")
+    after = override(before, settings)
+    run.write_config(after if seed is None else replace(after, seed=seed))
+    try:
+        yield
+    except SiglumError:
+        run.write_config(before)
+        raise
 
 
 def check_device(device: str) -> str:

@@ -70,7 +70,9 @@ def run(command: Command) -> dict[str, Any]:
         raise SiglumError("encoder none is for runs made from one's own vectors in Python (siglum.fit).")
     collection = _collection(command)
     if command.scale == "auto":
-        config = recipe_for(command.recipe, len(collection.items), command.seed)
+        config = recipe_for(
+            command.recipe, len(collection.items), len(collection.queries.get("train", ())), command.seed
+        )
     else:
         config = recipe(command.recipe, command.scale, command.seed)
     if command.world:

@@ -25,7 +25,7 @@ class Command:
     folder: tyro.conf.Positional[Path]
     """The run folder."""
     split: str = "test"
-    """train, val or test."""
+    """val or test."""
     union: bool = False
     """Also ask every task against the union of all pools."""
     k: int = 10

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from siglum.cli.common import check_device, override, say, with_seed
+from siglum.cli.common import changed_config, check_device, say
 
 
 @dataclass(kw_only=True)
@@ -41,10 +41,9 @@ def run(command: Command) -> dict[str, Any]:
     from siglum.pipeline import RunFolder, make_tokenizer
 
     folder = RunFolder(command.folder)
-    folder.write_config(with_seed(override(folder.config(), command.set), command.seed))
-    tokenizer = make_tokenizer(
-        folder, device=check_device(command.device), resume=command.resume, log=folder.log(command.tensorboard)
-    )
+    device, log = check_device(command.device), folder.log(command.tensorboard)
+    with changed_config(folder, command.set, command.seed, ("fusion", "tokenizer", "decoder", "search")):
+        tokenizer = make_tokenizer(folder, device=device, resume=command.resume, log=log)
     last = tokenizer.history[-1] if tokenizer.history else {}
     say(f"tokenizer with codes {' '.join(map(str, tokenizer.quantizer.sizes))} written to {folder.tokenizer}")
     return {

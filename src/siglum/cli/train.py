@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from siglum.cli.common import check_device, override, say, with_seed
+from siglum.cli.common import changed_config, check_device, say
 
 
 @dataclass(kw_only=True)
@@ -42,10 +42,9 @@ def run(command: Command) -> dict[str, Any]:
     from siglum.pipeline import RunFolder, make_decoder
 
     folder = RunFolder(command.folder)
-    folder.write_config(with_seed(override(folder.config(), command.set), command.seed))
-    make_decoder(
-        folder, device=check_device(command.device), resume=command.resume, log=folder.log(command.tensorboard)
-    )
+    device, log = check_device(command.device), folder.log(command.tensorboard)
+    with changed_config(folder, command.set, command.seed, ("decoder", "search")):
+        make_decoder(folder, device=device, resume=command.resume, log=log)
     say(f"decoder written to {folder.decoder}")
     last = [record for record in read_log(folder.root / "log.jsonl") if record["stage"] == "decoder"][-1:]
     return {

@@ -112,7 +112,6 @@ def features_of(
     *,
     image: np.ndarray | None = None,
     text: np.ndarray | None = None,
-    wants: np.ndarray | None = None,
 ) -> Features:
     """Return plain arrays as features; a row of NaN marks a missing part, a missing array means no row has it."""
     size = len(ids)
@@ -131,19 +130,17 @@ def features_of(
         there = ~np.isnan(array).all(1)
         array[~there] = 0
         parts[name] = array, there
-    none = np.zeros(0, np.int8)
     return Features(
         list(ids),
         parts["image"][0],
         parts["text"][0],
         parts["image"][1],
         parts["text"][1],
-        none if wants is None else wants,
     )
 
 
 def _features_to_arrays(features: Features) -> dict[str, np.ndarray]:
-    arrays = {name: getattr(features, name) for name in ("image", "text", "has_image", "has_text", "wants")}
+    arrays = {name: getattr(features, name) for name in ("image", "text", "has_image", "has_text")}
     return arrays | ids_to_arrays(features.ids)
 
 
@@ -155,5 +152,4 @@ def _features_from_arrays(arrays: dict[str, np.ndarray]) -> Features:
         arrays["text"],
         arrays["has_image"].astype(bool),
         arrays["has_text"].astype(bool),
-        arrays["wants"],
     )

@@ -38,8 +38,9 @@ class State:
 
     def select(self, parent_R: Tensor) -> State:
         """Return the state whose row i continues row `parent_R[i]`: rows may be reordered, repeated and left out."""
-        if len(parent_R) == len(self.query_R) and bool((parent_R.diff() == 1).all()) and int(parent_R[0]) == 0:
-            return self  # every row goes on alone, as deep in a trie: nothing to copy
+        if torch.equal(parent_R, torch.arange(len(self.query_R), device=parent_R.device)):
+            # Every row goes on alone, as deep in a trie: nothing to copy (`step` replaces the cache).
+            return State(self.rows, self.kept, self.past, self.level)
         past = [None if kv is None else (kv[0][parent_R], kv[1][parent_R]) for kv in self.past]
         return State(Rows.of(self.query_R[parent_R], self.rows.queries), self.kept, past, self.level)
 

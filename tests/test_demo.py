@@ -1,0 +1,88 @@
+"""The demo at scale tiny: its files, its report, and that the same seed gives the same bytes."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from siglum.cli.main import main
+from siglum.data.world import TASKS
+from siglum.demo import gap_closed, run_demo
+from siglum.measure.evaluate import Evaluation
+from siglum.search.retriever import Retriever
+from siglum.types import SiglumError
+
+SYSTEMS = ("dense", "scan", "geometry", "genius", "pro")
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("demo") / "run"
+    run_demo(out, scale="tiny", seed=0, device="cpu", resume=False, say=lambda text: None)
+    return out
+
+
+def test_report_has_every_task_system_and_survival(demo: Path) -> None:
+    report = json.loads((demo / "6-report" / "report.json").read_text())
+    for part in ("tasks", "union"):
+        assert set(report[part]) == set(TASKS)
+        for task in TASKS:
+            assert set(report[part][task]) == set(SYSTEMS)
+            for system in SYSTEMS:
+                row = report[part][task][system]
+                assert 0 <= row["success@1"] <= row["success@5"] <= row["success@10"] <= 1
+    assert {name: len(curve) for name, curve in report["survival"].items()} == {
+        "pro": 4,
+        "genius": 4,
+        "pro_without_pd": 4,
+    }
+    text = (demo / "6-report" / "report.json").read_text()
+    assert str(demo) not in text
+    assert "seconds" not in text
+
+
+def test_pro_and_genius_have_the_same_layout(demo: Path) -> None:
+    for run in (demo, demo / "baselines" / "genius"):
+        for stage in ("1-vectors", "2-tokenizer", "3-decoder", "4-index"):
+            assert (run / stage / "stage.json").exists()
+        assert list((run / "5-runs").glob("*.trec"))
+    assert len(Retriever.load(demo).search(text="a red circle", k=3)) == 3
+
+
+def test_page_stands_alone(demo: Path) -> None:
+    page = (demo / "6-report" / "report.html").read_text()
+    HTMLParser().feed(page)
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    assert "https://" not in page
+
+
+def test_same_seed_gives_the_same_bytes_and_resume_keeps_them(demo: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again"
+    assert main(["demo", "--scale", "tiny", "--out", str(again), "--json"]) == 0
+    first = (demo / "6-report" / "report.json").read_bytes()
+    assert (again / "6-report" / "report.json").read_bytes() == first
+    assert (again / "6-report" / "report.html").read_bytes() == (demo / "6-report" / "report.html").read_bytes()
+    (again / "3-decoder" / "stage.json").unlink()
+    assert main(["demo", "--scale", "tiny", "--out", str(again), "--resume"]) == 0
+    assert (again / "6-report" / "report.json").read_bytes() == first
+
+
+def test_a_folder_that_is_no_demo_is_not_removed(tmp_path: Path) -> None:
+    (tmp_path / "precious.txt").write_text("keep me")
+    with pytest.raises(SiglumError, match="holds no demo"):
+        run_demo(tmp_path, scale="tiny", seed=0, device="cpu", resume=False, say=lambda text: None)
+    assert (tmp_path / "precious.txt").read_text() == "keep me"
+
+
+def test_gap_closed_is_a_share_of_the_sums() -> None:
+    rows = [(0.8, 0.4, 0.7), (0.6, 0.5, 0.5)]
+    tasks = {
+        str(i): {name: {"success@1": value} for name, value in zip(("dense", "genius", "pro"), row, strict=True)}
+        for i, row in enumerate(rows)
+    }
+    gap = gap_closed(Evaluation(tasks=tasks))
+    assert gap["closed"] == pytest.approx(0.3 / 0.5)
+    assert (gap["tasks_won"], gap["tasks"]) == (1, 2)
