@@ -44,7 +44,9 @@ PRO, GENIUS, NO_PD = "pro", "genius", "pro_without_pd"
 RECIPE_OF = {PRO: "pro", GENIUS: "genius", NO_PD: "vs_sf"}
 PICTURE_SIZE = 144
 DIAGNOSTIC_BEAM = 20
-"""Beam of the survival curves; the paper's diagnostics use 20 too, to make pruning visible."""
+"""Beam of token survival; the paper's diagnostics use 20 too, to make pruning visible."""
+FOLLOWED = 100
+"""Queries a task whose targets are followed through the real beam."""
 UNION_QUERIES = 200
 """Queries a task asked against the union pool: it is three times as large and tells the same story."""
 
@@ -176,10 +178,10 @@ def _measure(name: str, folder: Path, device: str) -> Measured:
     beams = {}
     if name == PRO:
         rankers |= {"dense": systems.dense, "scan": systems.scan, "geometry": systems.geometry}
-        beams["geometry"] = beam_survival_of(systems, systems.geometry, DIAGNOSTIC_BEAM)
+        beams["geometry"] = beam_survival_of(systems, systems.geometry, queries_a_task=FOLLOWED)
     if systems.own is not None:
         rankers[name] = systems.own
-        beams[name] = beam_survival_of(systems, systems.own, DIAGNOSTIC_BEAM)
+        beams[name] = beam_survival_of(systems, systems.own, queries_a_task=FOLLOWED)
     found = evaluate_run(run, systems, rankers, union_queries=UNION_QUERIES) if rankers else Evaluation()
     return Measured(found, survival, beams, health)
 

@@ -260,9 +260,7 @@ def survival_of(systems: Systems, beam: int | None = None) -> list[float]:
     return token_survival(systems.query_MD[query_rows], systems.codes_NT[item_rows], books, width, quantizer.first)
 
 
-def beam_survival_of(
-    systems: Systems, ranker: BeamRanker, beam: int | None = None, queries_a_task: int = 200
-) -> list[float]:
+def beam_survival_of(systems: Systems, ranker: BeamRanker, queries_a_task: int = 200) -> list[float]:
     """Cumulative survival in a system's real beam, over all tasks on their own pools, modality token first.
 
     At most `queries_a_task` queries of each task are followed, evenly spread over its queries.
@@ -273,8 +271,7 @@ def beam_survival_of(
         allowed = ranker.index.allow(np.isin(ranker.index_rows, task.pool_rows))
         targets = ranker.index.rows([systems.vectors.items.ids[int(rows[0])] for rows in task.positives])
         queries = ranker.query_MD[torch.as_tensor(task.query_rows)]
-        width = beam or ranker.beam
-        alive = beam_survival(ranker.scorer, ranker.index, queries, targets, width, allowed, ranker.batch_size)
+        alive = beam_survival(ranker.scorer, ranker.index, queries, targets, ranker.beam, allowed, ranker.batch_size)
         total += len(queries) * np.array(alive)
         count += len(queries)
     return [float(value) for value in total / count]

@@ -73,7 +73,7 @@ def _survival(report: dict[str, Any]) -> None:
     levels, beam = len(report["survival"]["pro"]), report["settings"]["diagnostic_beam"]
     for title, key, first in (
         (f"Target tokens among the best {beam} of their level under the quantised oracle", "survival", 1),
-        (f"Targets still in the real beam of {beam} after each level", "beam_survival", 0),
+        (f"Targets still in the real beam of {report['settings']['beam']} after each level", "beam_survival", 0),
     ):
         table = Table(title="\n" + title, title_justify="left", box=None, pad_edge=False, header_style="bold")
         table.add_column("%")

@@ -45,7 +45,7 @@ SETTINGS = {
     "scale": "Scale",
     "seed": "Seed",
     "beam": "Beam width",
-    "diagnostic_beam": "Beam width of the survival curves",
+    "diagnostic_beam": "Beam width of token survival",
     "union_queries": "Queries a task against the union pool",
     "omega": "Weight of distance in the beam (ω)",
     "items": "Items",
@@ -156,8 +156,7 @@ def _key_figures(report: Report) -> str:
     beams = report.get("beam_survival", {})
     for system in reversed(in_order(beams, NAMES)):
         if system not in REFERENCES and beams[system]:
-            width = _diagnostic_beam(report)
-            owner = f"{name_system(system)}’s beam" + (f" of {width}" if width else "")
+            owner = f"{name_system(system)}’s beam"
             cards.append((f"{percent(beams[system][-1])} %", f"of targets still in {owner} after the last level"))
     if not cards:
         return ""
@@ -234,9 +233,7 @@ def _survival(report: Report) -> str:
         tables.append(_numbers("Token survival in per cent", ticks, curves + chances))
     if curves := _curves(report, "beam_survival"):
         modality = _has_modality(report)
-        width = _diagnostic_beam(report)
-        beam = f"a beam of {width}" if width else "the beam"
-        words = f"Share of targets whose prefix is still in {beam} after each token. {_drops(report, modality)}"
+        words = f"Share of targets whose prefix is still in the beam after each token. {_drops(report, modality)}"
         ticks = _tokens(max(len(row.values) for row in curves), modality)
         axis = "level, after M for the modality token" if modality else "level"
         figures.append(_figure("Where targets fall out of the beam", words, ticks, axis, curves))
