@@ -14,6 +14,7 @@ import pytest
 
 from siglum.cli.main import VERBS
 from siglum.config import RunConfig, diff
+from siglum.data.world import TASK_LABELS
 from siglum.index import Index
 from siglum.recipes import RECIPES, SCALES, recipe
 
@@ -225,3 +226,19 @@ def test_the_packing_shown_is_the_packing_done(tmp_path: Path) -> None:
     Index.build(["a"], np.array([[2, 511, 7]]), (3, 512, 2048), tokenizer="f00d").save(tmp_path)
     packed = read_safetensors(tmp_path / "index.safetensors")["packed"].tobytes().hex(" ")
     assert f"->   {packed}\n" in (ROOT / "docs" / "formats.md").read_text()
+
+
+def test_the_readme_s_figures_are_the_demo_s() -> None:
+    report = json.loads((ROOT / "benchmarks" / "results" / "demo" / "report.json").read_text())
+    text = (ROOT / "README.md").read_text()
+    labels = {label: task for task, label in TASK_LABELS.items()}
+    rows = [cells(line) for line in text.splitlines() if line.startswith("| ") and cells(line)[0] in labels]
+    assert len(rows) == len(report["tasks"]) == 8
+    for label, *shown in rows:
+        for system, cell in zip(("dense", "scan", "geometry", "genius", "pro"), shown, strict=True):
+            wanted = [f"{100 * report['tasks'][labels[label]][system][f'success@{k}']:.1f}" for k in (1, 5, 10)]
+            assert cell.replace("*", "").split(" / ") == wanted
+    gap = report["gap"]
+    assert f"on {gap['tasks_won']} of {gap['tasks']} tasks and closes {100 * gap['closed']:.0f} %" in text
+    for system in ("genius", "pro", "pro_without_pd"):
+        assert " ".join(f"{100 * share:.0f}" for share in report["survival"][system][:4]) in text

@@ -126,7 +126,7 @@ def recipe_for(name: str, num_items: int, num_pairs: int, seed: int = 0) -> RunC
     grow until every training has `LEAST_STEPS` steps.
     """
     base = recipe(name, "demo" if num_items < 20_000 else "small", seed)
-    levels, sizes = base.tokenizer.levels, scaled_sizes(num_items)
+    levels, sizes = base.tokenizer.levels, scaled_sizes(min(num_items, num_pairs))
     flat = len(set(base.tokenizer.vocab)) == 1
     vocab = uniform(levels, sizes[1]) if flat else ascending(levels, sizes)
     return replace(

@@ -96,7 +96,9 @@ def test_equal_bits_of_the_paper_is_1024_a_level() -> None:
 def test_scaled_sizes_leave_128_items_a_codeword_within_bounds(num_items: int) -> None:
     first, second, third = scaled_sizes(num_items)
     assert (second, third) == (2 * first, 4 * first)
-    assert 16 <= first <= PAPER_SIZES[0]
+    assert 2 <= first <= PAPER_SIZES[0]
+    assert third <= max(8, num_items)
+    assert first >= 16 or 8 * first > num_items
     assert first & (first - 1) == 0
     assert first == 16 or num_items >= 128 * first
     assert first == 512 or num_items < 128 * 2 * first

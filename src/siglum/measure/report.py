@@ -339,7 +339,10 @@ def _levels(name: str, levels: Sequence[Mapping[str, Any]], modality: bool) -> s
 
 
 def _examples(examples: Sequence[Example]) -> str:
-    words = "The first results of each system. ✓ and a solid border: right; ✗ and a dashed border: wrong."
+    words = (
+        "The first results of each system. ✓ and a solid border: right; ✗ and a dashed border: wrong. The queries were "
+        "picked to show a difference: where there is one, PRO answers it and GENIUS does not."
+    )
     cards = "".join(_example(example) for example in examples)
     return f"<section><h2>Examples</h2><p>{words}</p>{cards}</section>" if cards else ""
 

@@ -72,13 +72,15 @@ def equal_bits(schedule: Sequence[int]) -> tuple[int, ...]:
 def scaled_sizes(num_items: int) -> tuple[int, int, int]:
     """Scale the paper's 512/1024/2048 to a collection.
 
-    The first size is the largest power of two that leaves 128 training items a codeword, within 16 and 512;
-    the others are twice and four times that.
+    The first size is the largest power of two that leaves 128 training items a codeword, within 16 and 512, or less
+    where a collection has fewer items than its largest vocabulary would need; the others are twice and four times that.
 
-    >>> scaled_sizes(9_000), scaled_sizes(1_300_000)
-    ((64, 128, 256), (512, 1024, 2048))
+    >>> scaled_sizes(9_000), scaled_sizes(1_300_000), scaled_sizes(50)
+    ((64, 128, 256), (512, 1024, 2048), (8, 16, 32))
     """
     first = 16
     while first < 512 and num_items >= 128 * first * 2:
         first *= 2
+    while first > 2 and 4 * first > num_items:
+        first //= 2
     return first, 2 * first, 4 * first
