@@ -140,3 +140,15 @@ def test_rate_and_time_left() -> None:
     assert Tick("work", 50, 50, 4.0, "item").left == 0.0
     assert Tick("work", 0, 50, 0.0, "item").rate == 0.0
     assert Tick("work", 0, 50, 0.0, "item").left == float("inf")
+
+
+def test_a_stage_begun_anew_forgets_its_old_records(tmp_path: Path) -> None:
+    log = JsonlLog(tmp_path / "log.jsonl")
+    for stage in ("tokenizer", "decoder"):
+        for step in range(3):
+            log.write(stage, step, {"loss": float(step)})
+    log.begin("decoder", 1)
+    left = [(record["stage"], record["step"]) for record in read_log(tmp_path / "log.jsonl")]
+    assert left == [("tokenizer", 0), ("tokenizer", 1), ("tokenizer", 2), ("decoder", 0)]
+    BothLogs(log, NoLog()).begin("tokenizer", 0)
+    assert [record["stage"] for record in read_log(tmp_path / "log.jsonl")] == ["decoder"]

@@ -253,7 +253,7 @@ def open_systems(run: RunFolder, split: str = "test", device: str = "cpu") -> Sy
 
 def survival_of(systems: Systems, beam: int | None = None) -> list[float]:
     """Per-level token survival under the quantised oracle over all queries of the split (first positive)."""
-    query_rows, item_rows = _first_positives(systems)
+    query_rows, item_rows = (torch.as_tensor(rows) for rows in systems.vectors.first_pairs(systems.split))
     quantizer = systems.retriever.tokenizer.quantizer
     books = systems.retriever.tokenizer.codebooks()
     width = beam or systems.retriever.config.beam
@@ -281,13 +281,6 @@ def health_of(systems: Systems) -> Health:
     """Health of the tokenizer on the items of the split's pools."""
     rows = torch.as_tensor(systems.rows)
     return tokenizer_health(systems.retriever.tokenizer.quantizer, systems.item_ND[rows], systems.codes_NT[rows])
-
-
-def _first_positives(systems: Systems) -> tuple[torch.Tensor, torch.Tensor]:
-    tasks = systems.vectors.of_split(systems.split)
-    queries = np.concatenate([task.query_rows for task in tasks])
-    items = np.array([int(rows[0]) for task in tasks for rows in task.positives])
-    return torch.as_tensor(queries), torch.as_tensor(items)
 
 
 def evaluate_run(

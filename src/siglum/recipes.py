@@ -17,6 +17,13 @@ from siglum.types import one_of
 
 SCALES = ("tiny", "demo", "small", "paper")
 LEAST_STEPS = 300
+DECODERS = {
+    "pro": DecoderConfig(),
+    "genius": DecoderConfig(
+        soft_tokens=30, encoder_layers=0, softmax="joint", augmentation="per_dim_sqrt", epochs=31, weight_decay=1e-4
+    ),
+}
+"""Decoder presets at paper size: one soft token, 6 + 6 layers (paper); 30 soft tokens, 0 + 6 layers (GENIUS)."""
 Trained = TypeVar("Trained", FusionConfig, TokenizerConfig, DecoderConfig)
 UNIFORM = {"tiny": 32, "demo": 128, "small": 256, "paper": 4096}
 """Uniform vocabulary of `genius`: the paper's 4096 at paper scale; elsewhere the better on validation of equal bits
@@ -182,7 +189,7 @@ def genius_original(scale: str) -> RunConfig:
     decoder = replace(config.decoder, soft_tokens=30, encoder_layers=0, softmax="joint", augmentation="per_dim_sqrt")
     if scale == "paper":
         tokenizer = replace(tokenizer, vocab=uniform(8, 4096), epochs=21, weight_decay=0.2)
-        decoder = replace(decoder, epochs=31, weight_decay=1e-4)
+        decoder = DECODERS["genius"]
     return replace(config, tokenizer=tokenizer, decoder=decoder, search=replace(config.search, normalisation="joint"))
 
 

@@ -174,3 +174,10 @@ class Vectors:
     def of_split(self, split: str) -> list[Task]:
         """Return the tasks of one split."""
         return [task for task in self.tasks if task.split == split]
+
+    def first_pairs(self, split: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return (query rows, item rows) of one split's tasks: every query with its first positive."""
+        tasks = self.of_split(split)
+        queries = [int(row) for task in tasks for row in task.query_rows]
+        items = [int(rows[0]) for task in tasks for rows in task.positives]
+        return np.array(queries, np.int64), np.array(items, np.int64)

@@ -83,6 +83,9 @@ class KillingLog:
     def __init__(self, at: int) -> None:
         self.at = at
 
+    def begin(self, stage: str, step: int) -> None:
+        pass
+
     def write(self, stage: str, step: int, values: dict[str, Any]) -> None:
         if step == self.at:
             raise KeyboardInterrupt

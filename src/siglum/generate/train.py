@@ -110,7 +110,7 @@ class _Run:
         self.codes = self.quantizer.encode(self.item, self.modality)
         self.pair_q = torch.as_tensor(vectors.pair_query).long().to(device)
         self.pair_x = torch.as_tensor(vectors.pair_item).long().to(device)
-        self.val_q, self.val_x = _validation_pairs(vectors, device)
+        self.val_q, self.val_x = (torch.as_tensor(rows).to(device) for rows in vectors.first_pairs("val"))
         self.decoder = new_decoder(tokenizer, config, seed).to(device)
         self.optimiser = adam([(self.decoder, 1.0, config.weight_decay)], betas=(0.9, 0.98))
         self.steps = num_batches(len(self.pair_q), config.batch_size)
@@ -169,14 +169,3 @@ class _Run:
             "val_loss_levels": per_level,
             "val_accuracy": [round(v, 4) for v in (hits / count).tolist()],
         }
-
-
-def _validation_pairs(vectors: Vectors, device: str) -> tuple[Tensor, Tensor]:
-    queries: list[int] = []
-    items: list[int] = []
-    for task in vectors.of_split("val"):
-        queries.extend(task.query_rows.tolist())
-        items.extend(int(rows[0]) for rows in task.positives)
-    return torch.as_tensor(queries, dtype=torch.long, device=device), torch.as_tensor(
-        items, dtype=torch.long, device=device
-    )

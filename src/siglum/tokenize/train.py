@@ -18,7 +18,11 @@ from siglum.log import Log, progress
 from siglum.loop import Metrics, adam, batches, cosine_lr, num_batches, seed_of, set_lr, train
 from siglum.tokenize.losses import alignment_loss, codebook_loss, prefix_ranking_loss, residual_loss, straight_through
 from siglum.tokenize.rq import ResidualQuantizer
+from siglum.tokenize.survival import token_survival
 from siglum.types import SiglumError, Vectors
+
+WATCHED_BEAM, WATCHED_PAIRS = 20, 2000
+"""What the log's survival is measured with."""
 
 
 @dataclass(slots=True)
@@ -139,6 +143,10 @@ class _Run:
         self.items, self.queries = DeviceFeatures(vectors.items, device), DeviceFeatures(vectors.queries, device)
         self.pair_q = torch.as_tensor(vectors.pair_query).long()
         self.pair_x = torch.as_tensor(vectors.pair_item).long()
+        watched = vectors.first_pairs("val")
+        if len(watched[0]) == 0:
+            watched = vectors.pair_query, vectors.pair_item
+        self.watched = tuple(torch.as_tensor(rows[:WATCHED_PAIRS]).long() for rows in watched)
         self.modality = torch.as_tensor(vectors.items.modality.astype(np.int64)).to(device)
         self.fixed: tuple[Tensor, Tensor] | None = None
         learns = config.train_fusion and any(True for _ in fusion.parameters())
@@ -196,7 +204,20 @@ class _Run:
         metrics: Metrics = {f"loss_{name}": float(value) / self.steps for name, value in sums.items()}
         metrics["usage"] = [round(float(seen.float().mean()), 4) for seen in used]
         metrics["revived"] = revived
+        metrics["survival"] = self._survival()
         return metrics
+
+    @torch.no_grad()
+    def _survival(self) -> list[float]:
+        """Token survival of validation pairs (training pairs where there are none) at WATCHED_BEAM, level by level."""
+        query_rows, item_rows = self.watched
+        was_training = self.fusion.training
+        self.fusion.eval()
+        query, item = self._vectors(query_rows, item_rows)
+        self.fusion.train(was_training)
+        codes = self.quantizer.encode(item, self.modality[item_rows.to(self.device)])
+        shares = token_survival(query, codes, list(self.quantizer.codebooks), WATCHED_BEAM, self.quantizer.first)
+        return [round(share, 4) for share in shares]
 
     def _step(self, rows: Tensor, step: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor, int]:
         config = self.config
