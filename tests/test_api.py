@@ -61,6 +61,11 @@ def test_the_run_is_kept_in_its_folder(fitted: tuple[Retriever, Path]) -> None:
     query = features(easy()["queries"][:3])
     assert again.search_features(query) == retriever.search_features(query)
     systems = open_systems(RunFolder(folder), "val")
+    assert systems.dense_raw is not None
+    task = systems.vectors.of_split("val")[0]
+    raw = systems.dense_raw.rank(task.query_rows, task.pool_rows, 1)
+    unit = [rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (easy()["queries"], easy()["items"])]
+    assert [int(ranking.position[0]) for ranking in raw] == (unit[0] @ unit[1].T).argmax(1)[task.query_rows].tolist()
     share = len(systems.vectors.of_split("val")[0].query_rows) / (2 * ITEMS)
     assert 0.05 < share < 0.15
 

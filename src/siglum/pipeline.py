@@ -21,7 +21,7 @@ from siglum.encode.base import Encoder
 from siglum.encode.run import Encoded, encode_collection
 from siglum.files import STAGE_FILE, open_stage, read_json, write_json
 from siglum.fuse.contrastive import embed, fit_fusion
-from siglum.fuse.modules import Fusion
+from siglum.fuse.modules import Fusion, plain_sum
 from siglum.fuse.store import load_fusion, save_fusion
 from siglum.generate.store import save_decoder
 from siglum.generate.train import fit_decoder
@@ -119,8 +119,9 @@ def make_vectors(
 
 
 def take_vectors(run: RunFolder, vectors: Vectors) -> str:
-    """Stage 1 from one's own features."""
-    return save_vectors(run.vectors, vectors, {"collection": "arrays"}, encoder="none")
+    """Stage 1 from one's own features; those of one size are taken to live in one space."""
+    joint = plain_sum(vectors.items.image.shape[1], vectors.items.text.shape[1]) is not None
+    return save_vectors(run.vectors, vectors, {"collection": "arrays"}, encoder="none", joint=joint)
 
 
 def make_dense(run: RunFolder, *, device: str = "cpu", resume: bool = False, log: Log | None = None) -> Fusion:
@@ -204,6 +205,8 @@ class Systems:
     split: str
     retriever: Retriever
     dense: FlatRanker
+    dense_raw: FlatRanker | None
+    """Dense search over the features as they are, where they have a joint space of their own."""
     scan: FlatRanker
     geometry: BeamRanker
     own: BeamRanker | None
@@ -240,7 +243,8 @@ def open_systems(run: RunFolder, split: str = "test", device: str = "cpu") -> Sy
         vectors,
         split,
         retriever,
-        FlatRanker(embed(dense, vectors.queries, device), embed(dense, vectors.items, device)),
+        _flat(dense, vectors, device),
+        _raw(vectors, device) if open_stage(run.vectors, "vectors").get("joint") else None,
         FlatRanker(query, tokenizer.quantizer.decode(codes).detach(), squared_distance=True),
         beam(geometry),
         beam(retriever.scorer()) if retriever.decoder is not None else None,
@@ -249,6 +253,15 @@ def open_systems(run: RunFolder, split: str = "test", device: str = "cpu") -> Sy
         codes,
         rows,
     )
+
+
+def _flat(fusion: Fusion, vectors: Vectors, device: str) -> FlatRanker:
+    return FlatRanker(embed(fusion, vectors.queries, device), embed(fusion, vectors.items, device))
+
+
+def _raw(vectors: Vectors, device: str) -> FlatRanker | None:
+    fusion = plain_sum(vectors.items.image.shape[1], vectors.items.text.shape[1])
+    return None if fusion is None else _flat(fusion, vectors, device)
 
 
 def survival_of(systems: Systems, beam: int | None = None) -> list[float]:

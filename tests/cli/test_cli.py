@@ -97,7 +97,7 @@ def test_the_whole_pipeline(call: Call, tmp_path: Path) -> None:
     found = json.loads(call("search", run, "a red star", "-k", 4, "--json"))
     assert [hit["rank"] for hit in found["hits"]] == [1, 2, 3, 4]
     found = json.loads(call("eval", run, "--split", "test", "--union", "--json"))
-    assert set(found) == {"run", "split", "tasks", "union", "survival", "health"}
+    assert set(found) == {"run", "split", "tasks", "union", "survival", "beam_survival", "health"}
     assert set(found["tasks"]["t2i"]) == {"dense", "scan", "geometry", "pro"}
     written = read_json(run / "6-report" / "eval-test.json")
     assert written == {key: value for key, value in found.items() if key != "run"}
@@ -307,3 +307,20 @@ def test_settings_are_read_as_json_or_as_words() -> None:
     assert (changed.search.scorer, changed.tokenizer.vocab, changed.seed) == ("oracle", (2, 3), 7)
     with pytest.raises(SiglumError, match=r"no setting 'tokenizer\.vocab\.x'"):
         common.override(RunConfig(), ("tokenizer.vocab.x=1",))
+
+
+def test_eval_compares_two_runs(call: Call, fail: Call, run_copy: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(run_copy, tmp_path / "other", symlinks=True)
+    shutil.rmtree(other / "5-runs", ignore_errors=True)
+    assert "siglum eval" in fail("eval", run_copy, "--against", other)
+    call("eval", other)
+    same = json.loads(call("eval", run_copy, "--against", other, "--json"))
+    assert all(row == {"difference": 0.0, "p": 1.0} for row in same["against"].values())
+    assert set(same["against"]) == set(same["tasks"])
+    assert len(same["beam_survival"]) == len(same["survival"]) + 1
+
+
+def test_info_shows_levels(call: Call, run_copy: Path) -> None:
+    shown = json.loads(call("info", run_copy, "--json"))
+    assert len(shown["levels"]["tokenizer"]["survival"]) + 1 == len(shown["levels"]["tokenizer"]["usage"])
+    assert "survival" in call("info", run_copy)

@@ -13,6 +13,7 @@ import pytest
 from siglum.cli.main import main
 from siglum.data.world import World
 from siglum.files import read_json
+from siglum.tokenize.schedule import scaled_sizes
 
 Call = Callable[..., str]
 SMALL = ["--set", "fusion.epochs=1", "--set", "tokenizer.epochs=1", "--set", "decoder.epochs=1"]
@@ -92,7 +93,9 @@ def test_auto_scale_follows_the_collection(call: Call, tmp_path: Path) -> None:
     options = [arg for arg in own_data(tmp_path) if arg not in ("--scale", "tiny")][:8]
     call("encode", "--out", tmp_path / "run", *options)
     config = read_json(tmp_path / "run" / "config.json")
-    assert (config["scale"], config["tokenizer"]["vocab"][0]) == ("auto", 16)
+    train = sum(1 for line in (tmp_path / "train.jsonl").read_text().splitlines() if line)
+    assert (config["scale"], config["tokenizer"]["vocab"][0]) == ("auto", scaled_sizes(min(60, train))[0])
+    assert config["decoder"]["batch_size"] == 64
 
 
 def line(**fields: Any) -> str:

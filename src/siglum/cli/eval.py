@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
 from siglum.cli.common import check_device, say
+from siglum.types import SiglumError
+
+if TYPE_CHECKING:
+    from siglum.pipeline import RunFolder
 
 
 @dataclass(kw_only=True)
@@ -18,8 +22,9 @@ class Command:
     Writes TREC runs and qrels to 5-runs and results to 6-report/eval-SPLIT.json. Success@k is what M-BEIR calls
     Recall@k: any relevant item among the first k.
 
-    Example:
+    Examples:
       siglum eval runs/mine --split test
+      siglum eval runs/mine --against runs/other
     """
 
     folder: tyro.conf.Positional[Path]
@@ -30,6 +35,8 @@ class Command:
     """Also ask every task against the union of all pools."""
     k: int = 10
     """Depth of the runs."""
+    against: Path | None = None
+    """Compare with another run, evaluated before: paired randomisation test over queries, clustered by item."""
     seed: int = 0
     """Accepted for uniformity; evaluation draws nothing at random."""
     device: str = "cpu"
@@ -43,12 +50,14 @@ def run(command: Command) -> dict[str, Any]:
     from siglum.cli.tables import results_table
     from siglum.files import write_json
     from siglum.measure.evaluate import Ranker
-    from siglum.pipeline import RunFolder, evaluate_run, health_of, open_systems, survival_of
+    from siglum.pipeline import RunFolder, beam_survival_of, evaluate_run, health_of, open_systems, survival_of
 
     folder = RunFolder(command.folder)
     name = folder.config().recipe
     systems = open_systems(folder, command.split, check_device(command.device))
     rankers: dict[str, Ranker] = {"dense": systems.dense, "scan": systems.scan, "geometry": systems.geometry}
+    if systems.dense_raw is not None:
+        rankers = {"dense_raw": systems.dense_raw, **rankers}
     if systems.own is not None:
         rankers[name] = systems.own
     found = evaluate_run(folder, systems, rankers, union=command.union, k=command.k)
@@ -59,12 +68,49 @@ def run(command: Command) -> dict[str, Any]:
         "survival": survival_of(systems),
         "health": health_of(systems).as_dict(),
     }
+    if systems.own is not None:
+        result["beam_survival"] = beam_survival_of(systems, systems.own)
     if command.union:
         result["union"] = found.union
-    write_json(
-        folder.report / f"eval-{command.split}.json", {key: value for key, value in result.items() if key != "run"}
-    )
+    if command.against is not None:
+        result["against"] = compare(folder, RunFolder(command.against), command.split)
+    kept = {key: value for key, value in result.items() if key != "run"}
+    write_json(folder.report / f"eval-{command.split}.json", kept)
     if not command.json:
         results_table(found.tasks, list(rankers))
-        say("Success@k in per cent (M-BEIR and the paper call it Recall@k)")
+        _tell(result)
+    return result
+
+
+def _tell(result: dict[str, Any]) -> None:
+    say("Success@k in per cent (M-BEIR and the paper call it Recall@k)")
+    for title, key in (("token survival, level by level", "survival"), ("targets in the beam", "beam_survival")):
+        if key in result:
+            say(f"{title:<32}" + " ".join(f"{100 * share:3.0f}" for share in result[key]))
+    health = result["health"]
+    usage = " ".join(f"{100 * level['usage']:3.0f}" for level in health["levels"])
+    say(f"{'codewords used':<32}{usage}")
+    say(f"{'items sharing all their codes':<32}{100 * health['collision_rate']:.1f} %")
+    for task, row in result.get("against", {}).items():
+        say(f"{task or 'all':<32}{100 * row['difference']:+.1f} points in Success@1, p = {row['p']:.4f}")
+
+
+def compare(folder: RunFolder, other: RunFolder, split: str) -> dict[str, dict[str, float]]:
+    """Compare two evaluated runs task by task in Success@1; queries of one item are flipped together."""
+    from siglum.data.trec import read_qrels, read_run
+    from siglum.measure.retrieval import per_query
+    from siglum.measure.significance import paired_randomisation
+
+    result = {}
+    for path in sorted(folder.runs.glob(f"*.{split}.qrels")):
+        task, qrels = path.name.removesuffix(f".{split}.qrels"), read_qrels(path)
+        values = []
+        for run in (folder, other):
+            name = run.runs / f"{task}.{split}.{run.config().recipe}.trec"
+            if not name.exists():
+                raise SiglumError(f"{name} does not exist; run `siglum eval {run.root} --split {split}` first.")
+            values.append(per_query(read_run(name), qrels, ("Success@1",))["success@1"])
+        clusters = {query: min(found) for query, found in qrels.items()}
+        test = paired_randomisation(values[0], values[1], clusters=clusters)
+        result[task] = {"difference": test.difference, "p": test.p}
     return result

@@ -55,10 +55,13 @@ def run(command: Command) -> dict[str, Any]:
         )
         stages[name] = {"state": state, "bytes": size, "fingerprint": record.get("fingerprint", "")}
     curves: dict[str, dict[str, list[float]]] = {}
+    levels: dict[str, dict[str, list[float]]] = {}
     for record in read_log(folder.root / "log.jsonl"):
         for key, value in record.items():
             if key not in ("stage", "step", "time") and isinstance(value, int | float):
                 curves.setdefault(record["stage"], {}).setdefault(key, []).append(value)
+            elif isinstance(value, list):
+                levels.setdefault(record["stage"], {})[key] = value
     changes = (
         {k: list(v) for k, v in diff(recipe(config.recipe, config.scale, config.seed), config).items()}
         if config.scale != "auto"
@@ -70,6 +73,7 @@ def run(command: Command) -> dict[str, Any]:
         "changed": changes,
         "stages": stages,
         "curves": curves,
+        "levels": levels,
     }
     if not command.json:
         _show(result)
@@ -101,4 +105,6 @@ def _show(result: dict[str, Any]) -> None:
         console.print(f"[bold]{stage}[/]")
         for name, values in curves.items():
             if name != "select":
-                console.print(f"  {name:<12} {spark(values)}  {values[0]:.4g} → {values[-1]:.4g}")
+                console.print(f"  {name:<16} {spark(values)}  {values[0]:.4g} → {values[-1]:.4g}")
+        for name, values in result["levels"].get(stage, {}).items():
+            console.print(f"  {name:<16} {' '.join(f'{value:.2f}' for value in values)}", soft_wrap=True)

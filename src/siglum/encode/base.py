@@ -32,6 +32,11 @@ class Encoder(Protocol):
         """Side in pixels at which a picture that draws itself should be drawn."""
         ...
 
+    @property
+    def joint(self) -> bool:
+        """Whether image and text features live in one space and can be compared as they are."""
+        ...
+
     def encode_texts(self, texts: Sequence[str]) -> np.ndarray:
         """Return one float32 row a text, (N, Dt)."""
         ...

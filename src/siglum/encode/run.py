@@ -107,7 +107,9 @@ def encode_collection(
         ]
     pools = {key: [i for i in ids if i in here] for key, ids in collection.pools.items()}
     vectors = assemble(items, _join(parts), about, pools)
-    mark_of = save_vectors(folder, vectors, {"collection": mark["identity"]}, encoder=encoder.name, skipped=lost)
+    mark_of = save_vectors(
+        folder, vectors, {"collection": mark["identity"]}, encoder=encoder.name, joint=encoder.joint, skipped=lost
+    )
     _clear(shards)
     return Encoded(vectors, mark_of, lost)
 

@@ -144,3 +144,9 @@ def build_fusion(config: FusionConfig, image_dim: int, text_dim: int) -> Fusion:
         fusion = kind(config, image_dim, text_dim)
     fusion.config = config
     return fusion
+
+
+def plain_sum(image_dim: int, text_dim: int) -> Fusion | None:
+    """Return the sum of the features as they are (a joint encoder's own space), or None where they differ in size."""
+    sizes = {image_dim, text_dim} - {0}
+    return build_fusion(FusionConfig(kind="sum", dim=sizes.pop()), image_dim, text_dim) if len(sizes) == 1 else None
