@@ -75,11 +75,13 @@ def _survival(report: dict[str, Any]) -> None:
         (f"Target tokens among the best {beam} of their level under the quantised oracle", "survival", 1),
         (f"Targets still in the real beam of {report['settings']['beam']} after each level", "beam_survival", 0),
     ):
-        table = Table(title="\n" + title, title_justify="left", box=None, pad_edge=False, header_style="bold")
-        table.add_column("%")
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        table.add_column("level")
         for level in range(levels):
             table.add_column(str(level + 1), justify="right")
         for system, label in names.items():
             if system in report[key]:
                 table.add_row(label, *[f"{100 * share:.0f}" for share in report[key][system][1 - first :]])
-        Console(width=100).print(table)
+        console = Console(width=100, highlight=False)
+        console.print(f"\n{title}, in per cent", style="italic")
+        console.print(table)

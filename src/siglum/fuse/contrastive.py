@@ -134,51 +134,57 @@ def fit_fusion(
     fusion = new_fusion(vectors, config, seed, device)
     if config.epochs == 0 or not any(True for _ in fusion.parameters()):
         return fusion.eval(), []
-    if len(vectors.pair_query) == 0:
-        raise SiglumError("there are no training pairs: give queries of split train with positives.")
-    items, queries = DeviceFeatures(vectors.items, device), DeviceFeatures(vectors.queries, device)
-    pair_q, pair_x = torch.as_tensor(vectors.pair_query).long(), torch.as_tensor(vectors.pair_item).long()
-    optimiser = adam([(fusion, 1.0, config.weight_decay)])
-    steps = num_batches(len(pair_q), config.batch_size)
-    validation = vectors.of_split("val")
-
-    def run_epoch(epoch: int) -> Metrics:
-        fusion.train()
-        generator = torch.Generator().manual_seed(seed_of(seed, "fusion", epoch))
-        total = torch.zeros((), device=device)
-        work = batches(len(pair_q), config.batch_size, generator)
-        for step, rows in enumerate(progress(work, f"fusion: epoch {epoch + 1}/{config.epochs}", total=steps)):
-            set_lr(optimiser, cosine_lr(config.lr, 0.1, 0.0, epoch * steps + step, config.epochs * steps))
-            rows = dist.share(rows)
-            loss = contrastive_loss(
-                fusion(*queries[pair_q[rows]]),
-                fusion(*items[pair_x[rows]]),
-                pair_x[rows].to(device),
-                config.temperature,
-            )
-            optimiser.zero_grad(set_to_none=True)
-            loss.backward()
-            dist.average_gradients(list(fusion.parameters()))
-            optimiser.step()
-            total += loss.detach()
-        metrics: Metrics = {"loss_cl": float(dist.sum_over_processes(total)) / steps / dist.world()}
-        if validation:
-            metrics["select"] = metrics["val_mrr"] = dense_mrr(
-                embed(fusion, queries, device), embed(fusion, items, device), validation
-            )
-        return metrics
-
-    identity = f"{config_fingerprint(config)}-{seed}-{fingerprint(pair_q, pair_x)}"
+    run = _Run(vectors, fusion, config, seed, device)
     history = train(
         "fusion",
         config.epochs,
-        run_epoch,
+        run.epoch,
         modules={"fusion": fusion},
-        optimiser=optimiser,
+        optimiser=run.optimiser,
         seed=seed,
         folder=folder,
         resume=resume,
-        identity=identity,
+        identity=f"{config_fingerprint(config)}-{seed}-{fingerprint(run.pair_q, run.pair_x)}",
         log=log,
     )
     return fusion.eval(), history
+
+
+class _Run:
+    """The state of one contrastive training; `epoch` is what the loop calls."""
+
+    def __init__(self, vectors: Vectors, fusion: Fusion, config: FusionConfig, seed: int, device: str) -> None:
+        if len(vectors.pair_query) == 0:
+            raise SiglumError("there are no training pairs: give queries of split train with positives.")
+        self.fusion, self.config, self.seed, self.device = fusion, config, seed, device
+        self.items, self.queries = DeviceFeatures(vectors.items, device), DeviceFeatures(vectors.queries, device)
+        self.pair_q = torch.as_tensor(vectors.pair_query).long()
+        self.pair_x = torch.as_tensor(vectors.pair_item).long()
+        self.optimiser = adam([(fusion, 1.0, config.weight_decay)])
+        self.steps = num_batches(len(self.pair_q), config.batch_size)
+        self.validation = vectors.of_split("val")
+
+    def epoch(self, epoch: int) -> Metrics:
+        """Run one pass over the pairs and return the mean loss and what validation selects by."""
+        config, steps = self.config, self.steps
+        self.fusion.train()
+        generator = torch.Generator().manual_seed(seed_of(self.seed, "fusion", epoch))
+        total = torch.zeros((), device=self.device)
+        work = batches(len(self.pair_q), config.batch_size, generator)
+        for step, rows in enumerate(progress(work, f"fusion: epoch {epoch + 1}/{config.epochs}", total=steps)):
+            set_lr(self.optimiser, cosine_lr(config.lr, 0.1, 0.0, epoch * steps + step, config.epochs * steps))
+            total += self._step(dist.share(rows))
+        metrics: Metrics = {"loss_cl": float(dist.sum_over_processes(total)) / steps / dist.world()}
+        if self.validation:
+            query, item = (embed(self.fusion, part, self.device) for part in (self.queries, self.items))
+            metrics["select"] = metrics["val_mrr"] = dense_mrr(query, item, self.validation)
+        return metrics
+
+    def _step(self, rows: Tensor) -> Tensor:
+        query, target = self.fusion(*self.queries[self.pair_q[rows]]), self.fusion(*self.items[self.pair_x[rows]])
+        loss = contrastive_loss(query, target, self.pair_x[rows].to(self.device), self.config.temperature)
+        self.optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        dist.average_gradients(list(self.fusion.parameters()))
+        self.optimiser.step()
+        return loss.detach()
