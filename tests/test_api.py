@@ -196,3 +196,18 @@ def test_the_public_names() -> None:
         assert getattr(siglum, name).__name__ == name
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         siglum.nothing  # noqa: B018
+
+
+def test_too_few_items_and_wrong_arguments_are_told_in_one_sentence(fitted: tuple[Retriever, Path]) -> None:
+    few = np.eye(4, dtype=np.float32)
+    with pytest.raises(SiglumError, match="at least 8 items, but they cover"):
+        fit(few, few, [0, 1, 2, 3])
+    with pytest.raises(SiglumError, match="must be one of: cpu"):
+        fit(few, few, [0, 1, 2, 3], device="tpu")
+    retriever, _ = fitted
+    with pytest.raises(SiglumError, match="is a string, not 3"):
+        retriever.search(text=3)  # type: ignore[arg-type]
+    with pytest.raises(SiglumError, match="needs a text, an image or both"):
+        retriever.search(text="")
+    with pytest.raises(SiglumError, match="add takes items"):
+        retriever.add(["abc"])  # type: ignore[list-item]

@@ -86,3 +86,10 @@ def test_gap_closed_is_a_share_of_the_sums() -> None:
     gap = gap_closed(Evaluation(tasks=tasks))
     assert gap["closed"] == pytest.approx(0.3 / 0.5)
     assert (gap["tasks_won"], gap["tasks"]) == (1, 2)
+
+
+def test_resuming_with_another_seed_is_refused(demo: Path) -> None:
+    before = (demo / "config.json").read_bytes()
+    with pytest.raises(SiglumError, match=r"made with seed 0, not 7; start without --resume"):
+        run_demo(demo, scale="tiny", seed=7, device="cpu", resume=True, say=lambda text: None)
+    assert (demo / "config.json").read_bytes() == before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,14 @@ import numpy as np
 from siglum.config import RunConfig
 from siglum.data.collection import assemble
 from siglum.data.vectors import features_of, with_widths
+from siglum.device import check_device
 from siglum.pipeline import RunFolder, make_decoder, make_index, make_tokenizer, take_vectors
 from siglum.recipes import recipe_for
 from siglum.search.retriever import Retriever
 from siglum.types import Features, SiglumError
 
+LEAST_ITEMS = 8
+"""The smallest vocabulary schedule, 2/4/8, needs as many."""
 Arrays = np.ndarray | Mapping[str, np.ndarray] | Features
 """An array (N, D), or {"image": (N, Di), "text": (N, Dt)} with rows of NaN for missing parts, or features."""
 
@@ -30,18 +34,21 @@ def fit(
     recipe: str = "pro",
     folder: str | Path | None = None,
     validation: float = 0.1,
-    seed: int = 0,
+    seed: int | None = None,
     device: str = "cpu",
     resume: bool = False,
 ) -> Retriever:
     """Train tokenizer and decoder on one's own vectors and return a retriever over all items.
 
     `positives[i]` are the item rows (or one row) that answer query i. A share of the queries is held out to
-    choose by. With `folder` the run is kept there, else it lives in memory only. Example:
+    choose by. With `folder` the run is kept there, else it lives in memory only. A `config` takes the place of the
+    recipe; its seed counts unless another is given. Example:
 
         retriever = siglum.fit(item_vectors, query_vectors, positives)
         hits = retriever.search_features(siglum.features(query_vectors[:1]), k=5)
     """
+    check_device(device)
+    chosen = (config.seed if config else 0) if seed is None else seed
     item_features, query_features = _features(items, "item", item_ids), _features(queries, "query", None)
     image_dim, text_dim = (_width(item_features, query_features, part) for part in ("image", "text"))
     item_features = with_widths(item_features, image_dim, text_dim, "items")
@@ -50,7 +57,7 @@ def fit(
         raise SiglumError(f"there are {len(query_features)} queries but {len(positives)} entries in positives.")
     if not 0 <= validation < 1:
         raise SiglumError(f"validation is a share of the queries between 0 and 1, not {validation}.")
-    held_out = np.random.default_rng(seed).random(len(query_features)) < validation
+    held_out = np.random.default_rng(chosen).random(len(query_features)) < validation
     about = []
     for row, found in enumerate(positives):
         rows = np.atleast_1d(np.asarray(found))
@@ -60,10 +67,14 @@ def fit(
             )
         about.append(("val" if held_out[row] else "train", "", [item_features.ids[p] for p in rows]))
     vectors = assemble(item_features, query_features, about, {})
+    if config is None and len(set(vectors.pair_item.tolist())) < LEAST_ITEMS:
+        found = len(set(vectors.pair_item.tolist()))
+        raise SiglumError(f"fit needs training queries for at least {LEAST_ITEMS} items, but they cover {found}.")
     with tempfile.TemporaryDirectory() as scratch:
         run = RunFolder(Path(folder) if folder is not None else Path(scratch))
         take_vectors(run, vectors)
-        run.write_config(config or recipe_for(recipe, len(item_features), len(vectors.pair_query), seed))
+        sized = config or recipe_for(recipe, len(item_features), len(vectors.pair_query), chosen)
+        run.write_config(replace(sized, seed=chosen))
         make_tokenizer(run, device=device, resume=resume)
         make_decoder(run, device=device, resume=resume)
         make_index(run, device=device)

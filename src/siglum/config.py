@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -228,7 +229,34 @@ def from_dict(kind: type[Any], values: dict[str, Any]) -> Any:
     unknown = sorted(set(values) - known)
     if unknown:
         raise SiglumError(f"{kind.__name__} has no field {unknown[0]!r}; it has {', '.join(sorted(known))}.")
-    return kind(**{name: _read(f"{kind.__name__}.{name}", hints[name], value) for name, value in values.items()})
+    built = kind(**{name: _read(f"{kind.__name__}.{name}", hints[name], value) for name, value in values.items()})
+    _check_ranges(built)
+    return built
+
+
+LEAST = {
+    **dict.fromkeys(("epochs", "lr", "weight_decay", "omega", "clip", "dropout", "warmup", "soft_targets"), 0.0),
+    **dict.fromkeys(("rank_weight", "rq_weight", "mse_weight", "revive_below", "decay", "kmeans_iters"), 0.0),
+    **dict.fromkeys(("batch_size", "beam", "top_k", "dim", "projection", "hidden", "soft_tokens", "variants"), 1.0),
+    **dict.fromkeys(("d_model", "d_ff", "d_kv", "heads", "decoder_layers", "kmeans_per_code"), 1.0),
+    "encoder_layers": 0.0,
+    "temperature": 1e-6,
+}
+"""The least value of every setting that has one."""
+
+
+def _check_ranges(config: Any) -> None:
+    """Refuse numbers no stage could work with."""
+    for f in fields(config):
+        value, least = getattr(config, f.name), LEAST.get(f.name)
+        if least is not None and not (math.isfinite(value) and value >= least):
+            raise SiglumError(f"{type(config).__name__}.{f.name} is {value}, but must be at least {least:g}.")
+    for name in ("dropout", "decay", "warmup"):
+        if getattr(config, name, 0.0) > 1:
+            raise SiglumError(f"{type(config).__name__}.{name} is {getattr(config, name)}, but must be at most 1.")
+    vocab = getattr(config, "vocab", (2,))
+    if not vocab or min(vocab) < 2:
+        raise SiglumError(f"{type(config).__name__}.vocab is {list(vocab)}, but needs levels of at least 2 codewords.")
 
 
 def _read(name: str, hint: Any, value: Any) -> Any:

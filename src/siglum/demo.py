@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from siglum.config import RunConfig
+from siglum.config import RunConfig, diff
 from siglum.data.collection import world_collection
 from siglum.data.pictures import load_picture
 from siglum.data.world import TASKS, World
@@ -80,6 +80,7 @@ def run_demo(
     folders = {PRO: out, GENIUS: out / "baselines" / GENIUS, NO_PD: out / "baselines" / NO_PD}
     configs = {name: with_world_seed(recipe(RECIPE_OF[name], scale, seed)) for name in folders}
     for name, folder in folders.items():
+        _continue_only(RunFolder(folder), configs[name])
         RunFolder(folder).write_config(configs[name])
     world = World(configs[PRO].world.items, seed)
     pro = RunFolder(out)
@@ -112,6 +113,15 @@ def _clear(out: Path) -> None:
     if not (out / "baselines" / GENIUS).is_dir():
         raise SiglumError(f"{out} is there already and holds no demo; choose another --out.")
     shutil.rmtree(out)
+
+
+def _continue_only(run: RunFolder, config: RunConfig) -> None:
+    """Refuse to go on with a demo of another scale or seed."""
+    if (run.root / "config.json").exists():
+        changed = diff(run.config(), config)
+        if changed:
+            name, (was, now) = next(iter(changed.items()))
+            raise SiglumError(f"{run.root} was made with {name} {was}, not {now}; start without --resume.")
 
 
 def with_world_seed(config: RunConfig) -> RunConfig:

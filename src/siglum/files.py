@@ -65,6 +65,15 @@ def read_json(path: Path) -> Any:
         raise SiglumError(f"{path} is not valid JSON ({error}); it may be truncated.") from error
 
 
+def read_record(path: Path, *keys: str) -> dict[str, Any]:
+    """Read a JSON object that must have these keys."""
+    record = read_json(path)
+    if not isinstance(record, dict) or not set(keys) <= set(record):
+        needed = f" with {', '.join(keys)}" if keys else ""
+        raise SiglumError(f"{path} is not what it should be, a JSON object{needed}.")
+    return record
+
+
 def write_tensors(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> None:
     """Write torch tensors or numpy arrays as one safetensors file, atomically.
 
@@ -207,7 +216,7 @@ def open_stage(folder: Path, stage: str, **inputs: str) -> dict[str, Any]:
     path = folder / STAGE_FILE
     if not path.exists():
         raise SiglumError(f"{folder} holds no finished {stage} stage; run the command that makes it (again) first.")
-    record: dict[str, Any] = read_json(path)
+    record = read_record(path, "stage", "format", "inputs", "files", "fingerprint")
     if record.get("stage") != stage:
         raise SiglumError(f"{folder} holds a {record.get('stage')} stage, not a {stage} stage.")
     if record.get("format") != FORMAT_VERSION:

@@ -19,7 +19,7 @@ from siglum.data.trec import write_qrels, write_run
 from siglum.data.vectors import load_vectors, save_vectors
 from siglum.encode.base import Encoder
 from siglum.encode.run import Encoded, encode_collection
-from siglum.files import STAGE_FILE, open_stage, read_json, write_json
+from siglum.files import STAGE_FILE, open_stage, read_record, write_json
 from siglum.fuse.contrastive import embed, fit_fusion
 from siglum.fuse.modules import Fusion, plain_sum
 from siglum.fuse.store import load_fusion, save_fusion
@@ -92,7 +92,7 @@ class RunFolder:
             raise SiglumError(
                 f"{self.root} is not a run folder: it has no config.json; begin one with `siglum encode`."
             )
-        config: RunConfig = from_dict(RunConfig, read_json(self.root / "config.json"))
+        config: RunConfig = from_dict(RunConfig, read_record(self.root / "config.json"))
         return config
 
     def write_config(self, config: RunConfig) -> None:
@@ -144,7 +144,7 @@ def make_tokenizer(run: RunFolder, *, device: str = "cpu", resume: bool = False,
     """Stage 2: the tokenizer, from the dense space on; that is made first unless it is there already."""
     config, log = run.config(), log or run.log()
     vectors, made_from = load_vectors(run.vectors)
-    if (run.dense / STAGE_FILE).exists() and read_json(run.dense / STAGE_FILE)["inputs"] == _dense_inputs(
+    if (run.dense / STAGE_FILE).exists() and read_record(run.dense / STAGE_FILE, "inputs")["inputs"] == _dense_inputs(
         config, made_from
     ):
         start = load_fusion(run.dense, device)

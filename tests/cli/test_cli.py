@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -170,7 +171,7 @@ def mistakes(run: Path) -> list[tuple[Sequence[object], str]]:
         (["search", run, "a", "--within", none], "does not exist"),
         (["search", run, "a", "--within", run], "directory"),
         (["search", run, "a", "--scorer", "best"], "fused, decoder, geometry, oracle"),
-        (["search", run, "a", "--beam", 0], "beam must be at least 1"),
+        (["search", run, "a", "--beam", 0], "beam is 0, but must be at least 1"),
         (["search", run, "a", "-k", 0], "k must be at least 1"),
         (["search", run, "a", "--device", "tpu"], "cpu, cuda"),
         (["search", run, "a", "--device", "cuda:9"], "cuda"),
@@ -206,17 +207,6 @@ def test_mistakes_are_told_in_one_sentence(fail: Call, world_run: Path) -> None:
         message = fail(*args)
         assert words in message, (args, message)
     assert {path: path.read_bytes() for path in world_run.rglob("*") if path.is_file()} == before
-
-
-def test_an_interruption_says_how_to_go_on(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], world_run: Path
-) -> None:
-    def stop(*args: object, **options: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("siglum.search.retriever.Retriever.load", stop)
-    assert main(["search", str(world_run), "a"]) == 130
-    assert capsys.readouterr().err == "siglum search: interrupted; --resume goes on where it stopped.\n"
 
 
 def test_a_killed_training_resumes_to_the_same_bytes(call: Call, run_copy: Path, tmp_path: Path) -> None:
@@ -324,3 +314,29 @@ def test_info_shows_levels(call: Call, run_copy: Path) -> None:
     shown = json.loads(call("info", run_copy, "--json"))
     assert len(shown["levels"]["tokenizer"]["survival"]) + 1 == len(shown["levels"]["tokenizer"]["usage"])
     assert "survival" in call("info", run_copy)
+
+
+def test_numbers_nothing_can_work_with_are_refused_and_leave_the_run_as_it_was(fail: Call, run_copy: Path) -> None:
+    before = {name: (run_copy / name).read_bytes() for name in ("config.json", "2-tokenizer/stage.json")}
+    for setting, told in (
+        ("tokenizer.batch_size=0", "batch_size is 0, but must be at least 1"),
+        ("tokenizer.epochs=-1", "epochs is -1, but must be at least 0"),
+        ("tokenizer.vocab=[]", "vocab is []"),
+        ("fusion.dropout=1.5", "must be at most 1"),
+        ("search.omega=NaN", "omega is nan"),
+    ):
+        assert told in fail("tokenize", run_copy, "--set", setting)
+        assert {name: (run_copy / name).read_bytes() for name in before} == before
+    assert "must be one of: cpu" in fail("search", run_copy, "a", "--device", "cpu:x")
+    (run_copy / "config.json").write_text("[]")
+    assert "not what it should be" in fail("search", run_copy, "a")
+
+
+def test_only_verbs_that_resume_speak_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(command: object) -> dict[str, object]:
+        raise KeyboardInterrupt
+
+    for verb, more in (("search", False), ("train", True)):
+        command = importlib.import_module(f"siglum.cli.{verb}").Command
+        assert common.call(command, interrupt, verb, ["run"]) == 130
+        assert ("--resume" in capsys.readouterr().err) == more

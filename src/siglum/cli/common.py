@@ -38,7 +38,8 @@ def call(command: type[C], run: Callable[[C], dict[str, Any]], verb: str, args: 
         return 1
     except KeyboardInterrupt:
         reporter.close()
-        sys.stderr.write(f"siglum {verb}: interrupted; --resume goes on where it stopped.\n")
+        more = "; --resume goes on where it stopped" if hasattr(parsed, "resume") else ""
+        sys.stderr.write(f"siglum {verb}: interrupted{more}.\n")
         return 130
     reporter.close()
     if getattr(parsed, "json", False):
@@ -130,17 +131,6 @@ def changed_config(
     run.write_config(after if seed is None else replace(after, seed=seed))
     try:
         yield
-    except SiglumError:
+    except Exception:  # a kill or an interrupt may be resumed, with the new settings
         run.write_config(before)
         raise
-
-
-def check_device(device: str) -> str:
-    """Return the device if it is there, else refuse it."""
-    import torch
-
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise SiglumError(f"device {device} was asked for, but torch sees no CUDA device; use --device cpu.")
-    if device.split(":")[0] not in ("cpu", "cuda", "mps"):
-        raise SiglumError(f"device is {device!r}, but must be one of: cpu, cuda, cuda:N, mps.")
-    return device

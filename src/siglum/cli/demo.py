@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from siglum.cli.common import ConsoleProgress, check_device, say
+from siglum.cli.common import ConsoleProgress, say
+from siglum.device import check_device
 
 
 @dataclass(kw_only=True)

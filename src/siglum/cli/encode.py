@@ -45,6 +45,8 @@ class Command:
     """Override a setting, such as --set tokenizer.epochs=3; may be repeated."""
     seed: int = 0
     """Seed of training (and of the world)."""
+    device: str = "cpu"
+    """Accepted for uniformity; the built-in encoder runs on the CPU."""
     strict: bool = False
     """Refuse unreadable pictures instead of skipping and counting them."""
     resume: bool = False

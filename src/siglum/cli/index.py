@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import tyro
 
-from siglum.cli.common import check_device, say
+from siglum.cli.common import say
+from siglum.device import check_device
 from siglum.types import SiglumError
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from siglum.cli.common import check_device
+from siglum.device import check_device
 from siglum.types import SiglumError
 
 

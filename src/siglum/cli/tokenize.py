@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import tyro
 
-from siglum.cli.common import changed_config, check_device, say
+from siglum.cli.common import changed_config, say
+from siglum.device import check_device
 
 
 @dataclass(kw_only=True)

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from siglum.config import SearchConfig, as_dict, from_dict
 from siglum.data.vectors import check_features, with_widths
+from siglum.device import check_device
 from siglum.encode.base import Encoder
 from siglum.encode.registry import build_encoder
 from siglum.encode.run import encode_rows
-from siglum.files import STAGE_FILE, read_json, read_tensors, write_json, write_tensors
+from siglum.files import STAGE_FILE, read_json, read_record, read_tensors, write_json, write_tensors
 from siglum.fuse.contrastive import embed
 from siglum.generate.decoder import CodeDecoder
 from siglum.generate.store import load_decoder, save_decoder
@@ -56,11 +57,12 @@ class Retriever:
     def load(cls, folder: str | Path, *, device: str = "cpu") -> Retriever:
         """Open a run folder; the index is memory-mapped. Without a decoder it searches by geometry alone."""
         root = Path(folder)
+        check_device(device)
         if not root.is_dir():
             raise SiglumError(f"{root} is not a run folder.")
         tokenizer, record = load_tokenizer(root / "2-tokenizer", device)
         own = record["tokenizer_fingerprint"]
-        config: SearchConfig = from_dict(SearchConfig, read_json(root / "config.json")["search"])
+        config: SearchConfig = from_dict(SearchConfig, read_record(root / "config.json", "search")["search"])
         decoder = None
         if (root / "3-decoder").exists():
             decoder = load_decoder(root / "3-decoder", own, device)
@@ -94,9 +96,11 @@ class Retriever:
         (beam, omega, scorer, ...). A beam holds at most `beam` code sequences: a larger k than the items under
         them gives fewer hits, never made-up ones.
         """
-        if text is None and image is None:
+        if not isinstance(text, str | None):
+            raise SiglumError(f"the text of a search is a string, not {text!r}.")
+        if not text and image is None:
             raise SiglumError("a search needs a text, an image or both.")
-        query = Query(id="query", text=text, image=image, instruction=instruction)
+        query = Query(id="query", text=text or None, image=image, instruction=instruction)
         return self.search_features(self._encode([query]), k=k, within=within, **options)[0]
 
     def search_features(
@@ -138,6 +142,8 @@ class Retriever:
 
     def add(self, items: Sequence[Item] | Features) -> None:
         """Add items to the index; the models stay as they are. A known id is refused and nothing changes."""
+        if not isinstance(items, Features) and not all(isinstance(item, Item) for item in items):
+            raise SiglumError("add takes items (siglum.Item) or features (siglum.features).")
         features = items if isinstance(items, Features) else self._encode(items)
         vectors = self.vectors(features)
         kinds = torch.as_tensor(features.modality.astype(np.int64)).to(self.device)
