@@ -215,6 +215,8 @@ class Systems:
     item_ND: torch.Tensor
     codes_NT: torch.Tensor
     rows: np.ndarray
+    rebuilt: bool
+    """Whether the saved index holds other items than the split's pools, so that one was built for them."""
 
 
 def open_systems(run: RunFolder, split: str = "test", device: str = "cpu") -> Systems:
@@ -229,7 +231,8 @@ def open_systems(run: RunFolder, split: str = "test", device: str = "cpu") -> Sy
         raise SiglumError(f"{run.root} has no tasks in split {split}; it has {there}.")
     retriever = Retriever.load(run.root, device=device)
     rows = union_rows(tasks)
-    if list(retriever.index.ids) != [vectors.items.ids[int(row)] for row in rows]:
+    rebuilt = list(retriever.index.ids) != [vectors.items.ids[int(row)] for row in rows]
+    if rebuilt:
         retriever.index, _ = _index_rows(vectors, tokenizer, rows, own, device)
     query, item = embed(tokenizer.fusion, vectors.queries, device), embed(tokenizer.fusion, vectors.items, device)
     codes = tokenizer.quantizer.encode(item, torch.as_tensor(vectors.items.modality.astype(np.int64)).to(device))
@@ -252,6 +255,7 @@ def open_systems(run: RunFolder, split: str = "test", device: str = "cpu") -> Sy
         item,
         codes,
         rows,
+        rebuilt,
     )
 
 

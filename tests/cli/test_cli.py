@@ -20,6 +20,7 @@ from siglum.cli.main import VERBS, main
 from siglum.data.world import World
 from siglum.files import read_json
 from siglum.log import Tick
+from siglum.search.retriever import Retriever
 from siglum.types import SiglumError
 
 Call = Callable[..., str]
@@ -340,3 +341,18 @@ def test_only_verbs_that_resume_speak_of_it(capsys: pytest.CaptureFixture[str]) 
         command = importlib.import_module(f"siglum.cli.{verb}").Command
         assert common.call(command, interrupt, verb, ["run"]) == 130
         assert ("--resume" in capsys.readouterr().err) == more
+
+
+def test_a_search_without_a_decoder_says_so(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(run_copy / "3-decoder")
+    assert main(["search", str(run_copy), "a red circle"]) == 0
+    assert "by geometry alone" in capsys.readouterr().err
+
+
+def test_eval_of_a_changed_index_says_what_it_measures(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(run_copy)]) == 0
+    assert "was changed" not in capsys.readouterr().err
+    gone = next(iter(Retriever.load(run_copy).index.ids))
+    assert main(["index", str(run_copy), "--remove", gone]) == 0
+    assert main(["eval", str(run_copy)]) == 0
+    assert "was changed" in capsys.readouterr().err

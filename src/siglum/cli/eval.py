@@ -56,6 +56,8 @@ def run(command: Command) -> dict[str, Any]:
     folder = RunFolder(command.folder)
     name = folder.config().recipe
     systems = open_systems(folder, command.split, check_device(command.device))
+    if command.split == "test" and systems.rebuilt:
+        say("the index was changed since it was built; the tasks are measured on their own pools, not on it")
     rankers: dict[str, Ranker] = {"dense": systems.dense, "scan": systems.scan, "geometry": systems.geometry}
     if systems.dense_raw is not None:
         rankers = {"dense_raw": systems.dense_raw, **rankers}

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from siglum.cli.common import say
 from siglum.device import check_device
 from siglum.types import SiglumError
 
@@ -56,6 +57,8 @@ def run(command: Command) -> dict[str, Any]:
     from siglum.search.retriever import Retriever
 
     retriever = Retriever.load(command.folder, device=check_device(command.device))
+    if retriever.decoder is None:
+        say(f"{command.folder} has no trained decoder: searching by geometry alone")
     options = {
         name: getattr(command, name) for name in ("beam", "omega", "scorer") if getattr(command, name) is not None
     }
