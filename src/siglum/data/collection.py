@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,8 @@ class Collection:
     """By split: train, val, test."""
     pools: dict[tuple[str, str], Sequence[str]] = field(default_factory=dict)
     """Item ids by (split, task)."""
+    notes: dict[str, int] = field(default_factory=dict)
+    """What reading left out or could not use, in words, with how often."""
 
 
 class Chain(Sequence[T], Generic[T]):
@@ -78,28 +81,36 @@ def assemble(
     about: Sequence[tuple[str, str, Sequence[str]]],
     pools: Mapping[tuple[str, str], Sequence[str]],
 ) -> Vectors:
-    """Join features with what is known `about` each query row: (split, task, positive ids)."""
+    """Join features with what is known `about` each query row: (split, task, positive ids).
+
+    Pool items that were not encoded are left out of their pools; tasks that share a pool share its rows.
+    """
     row_of = {item_id: row for row, item_id in enumerate(items.ids)}
-    pair_query, pair_item = [], []
+    pair_query, pair_item = array("q"), array("q")
     members: dict[tuple[str, str], tuple[list[int], list[np.ndarray]]] = {}
     for row, (split, task, positives) in enumerate(about):
-        unknown = [p for p in positives if p not in row_of]
-        if unknown:
+        try:
+            rows = [row_of[p] for p in positives]
+        except KeyError as error:
             raise SiglumError(
-                f"query {queries.ids[row]!r} names the positive {unknown[0]!r}, which is not among the items."
-            )
-        rows = np.array([row_of[p] for p in positives], np.int64)
+                f"query {queries.ids[row]!r} names the positive {error.args[0]!r}, which is not among the items."
+            ) from error
         if split == "train":
-            pair_query += [row] * len(rows)
-            pair_item += rows.tolist()
-        elif len(rows):
-            members.setdefault((split, task), ([], []))
-            members[split, task][0].append(row)
-            members[split, task][1].append(rows)
+            pair_query.extend([row] * len(rows))
+            pair_item.extend(rows)
+        elif rows:
+            of_task = members.setdefault((split, task), ([], []))
+            of_task[0].append(row)
+            of_task[1].append(np.array(rows, np.int64))
     everything = np.arange(len(items))
+    known: dict[int, np.ndarray] = {}  # by the pool's identity: in M-BEIR all tasks may ask one pool of millions
     tasks = []
-    for (split, task), (rows_of_task, found) in members.items():
-        pool = pools.get((split, task))
-        pool_rows = everything if pool is None else np.array([row_of[item] for item in pool], np.int64)
-        tasks.append(Task(task, split, np.array(rows_of_task, np.int64), pool_rows, found))
+    for key, (rows_of_task, found) in members.items():
+        pool_rows = everything
+        if key in pools:
+            pool = pools[key]
+            if id(pool) not in known:
+                known[id(pool)] = np.array([row_of[item] for item in pool if item in row_of], np.int64)
+            pool_rows = known[id(pool)]
+        tasks.append(Task(key[1], key[0], np.array(rows_of_task, np.int64), pool_rows, found))
     return Vectors(items, queries, np.array(pair_query, np.int64), np.array(pair_item, np.int64), tasks)

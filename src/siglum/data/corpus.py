@@ -174,14 +174,15 @@ def _rows(path: Path, fields: Sequence[str], records: Iterable[tuple[str, Record
 
 
 def _records(path: Path) -> Iterator[tuple[str, Record]]:
-    return _parquet_records(path) if _suffix(path) == ".parquet" else _json_records(path)
+    return parquet_records(path) if _suffix(path) == ".parquet" else json_records(path)
 
 
 def _suffix(path: Path) -> str:
     return one_of(f"the suffix of {path}", path.suffix, SUFFIXES)
 
 
-def _json_records(path: Path) -> Iterator[tuple[str, Record]]:
+def json_records(path: Path) -> Iterator[tuple[str, Record]]:
+    """Yield the objects of a file of JSON lines, each with the place it stands at."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
@@ -200,7 +201,8 @@ def _json_records(path: Path) -> Iterator[tuple[str, Record]]:
         raise SiglumError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
-def _parquet_records(path: Path) -> Iterator[tuple[str, Record]]:
+def parquet_records(path: Path) -> Iterator[tuple[str, Record]]:
+    """Yield the rows of a parquet file, each with the place it stands at."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
