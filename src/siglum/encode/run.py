@@ -1,22 +1,40 @@
 """Stream a collection through an encoder into `1-vectors`: in shards, resumable, unreadable pictures counted."""
 
+# Shapes: N rows, Di and Dt sizes of an image's and a text's feature.
+
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from itertools import islice, tee
 from pathlib import Path
 
 import numpy as np
 
 from siglum.data.collection import SPLITS, Collection, assemble
-from siglum.data.pictures import load_pictures
-from siglum.data.vectors import save_vectors
-from siglum.encode.base import Encoder
-from siglum.files import fingerprint, ids_from_arrays, ids_to_arrays, read_json, read_tensors, write_json, write_tensors
+from siglum.data.pictures import PictureError, stream_pictures
+from siglum.data.vectors import load_vectors, save_vectors
+from siglum.encode.base import Encoder, PairEncoder
+from siglum.files import (
+    STAGE_FILE,
+    fingerprint,
+    ids_from_arrays,
+    ids_to_arrays,
+    map_tensors,
+    read_json,
+    read_record,
+    write_json,
+    write_tensors,
+)
 from siglum.log import progress
 from siglum.types import Features, Item, Query, SiglumError, Vectors
 
-SHARD = 2048
+SHARD = 512
+"""Rows of a shard file: what is encoded at once, what is decoded ahead, and what a kill can cost."""
+PARTS = ("image", "text", "has_image", "has_text")
+IDENTITY = "identity.json"
+Row = Item | Query
 
 
 @dataclass(slots=True)
@@ -28,101 +46,215 @@ class Encoded:
     skipped: int
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some rows and the shard file their features go to."""
+
+    path: Path
+    rows: Sequence[Row]
+    start: int
+    stop: int
+
+    def __iter__(self) -> Iterator[Row]:
+        return (self.rows[place] for place in range(self.start, self.stop))
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
 def query_text(query: Query) -> str | None:
     """Return the text an encoder sees: the instruction, then the query's own words."""
     parts = [part for part in (query.instruction, query.text) if part]
     return " ".join(parts) if parts else None
 
 
-def encode_rows(rows: Sequence[Item | Query], encoder: Encoder, strict: bool) -> Features:
+def encode_rows(rows: Sequence[Row], encoder: Encoder, strict: bool, workers: int = 1) -> Features:
     """Encode some items or queries; rows whose picture cannot be read are left out (or refused, if strict)."""
-    texts = [query_text(row) if isinstance(row, Query) else row.text for row in rows]
-    with_picture = [place for place, row in enumerate(rows) if row.image is not None]
-    pictures, readable = load_pictures([rows[place].image for place in with_picture], encoder.picture_size, strict)  # type: ignore[misc]
-    keep = np.ones(len(rows), bool)
-    keep[[place for place, ok in zip(with_picture, readable, strict=True) if not ok]] = False
-    image = np.zeros((len(rows), encoder.image_dim), np.float16)
-    text = np.zeros((len(rows), encoder.text_dim), np.float16)
-    has_image, has_text = np.zeros(len(rows), bool), np.array([t is not None for t in texts])
-    good = [place for place, ok in zip(with_picture, readable, strict=True) if ok]
-    if good:
-        image[good] = encoder.encode_images(pictures)
-        has_image[good] = True
-    if has_text.any():
-        text[has_text] = encoder.encode_texts([t for t in texts if t is not None])
-    places = np.flatnonzero(keep)
-    return Features([row.id for row in rows], image, text, has_image, has_text).rows(places)
-
-
-def _encode_sharded(
-    name: str, rows: Sequence[Item | Query], encoder: Encoder, folder: Path, strict: bool
-) -> tuple[Features, int]:
-    """Encode shard by shard; a shard that is already there is not encoded again."""
-    parts = []
-    starts = range(0, len(rows), SHARD)
-    for number, start in enumerate(progress(starts, f"encode {name}", total=len(rows), unit="row", size=SHARD)):
-        path = folder / f"{name}-{number:06d}.safetensors"
-        if not path.exists():
-            stop = min(start + SHARD, len(rows))
-            shard = encode_rows([rows[i] for i in range(start, stop)], encoder, strict)
-            arrays = {part: getattr(shard, part) for part in ("image", "text", "has_image", "has_text")}
-            write_tensors(path, arrays | ids_to_arrays(shard.ids))
-        parts.append(read_tensors(path))
-    if not parts:
-        raise SiglumError(f"there are no {name} to encode.")
-    joined = {
-        part: np.concatenate([shard[part] for shard in parts]) for part in ("image", "text", "has_image", "has_text")
-    }
-    ids = [i for shard in parts for i in ids_from_arrays(shard["id_bytes"], shard["id_offsets"])]
-    features = Features(
-        ids, joined["image"], joined["text"], joined["has_image"].astype(bool), joined["has_text"].astype(bool)
+    pictures = stream_pictures(
+        (row.image for row in rows), encoder.picture_size, encoder.framing, workers=workers, ahead=SHARD
     )
-    return features, len(rows) - len(ids)
+    left = iter(rows)
+    with closing(pictures):
+        starts = range(0, max(len(rows), 1), SHARD)
+        shards = [_encode(list(islice(left, SHARD)), pictures, encoder, strict) for _ in starts]
+    ids = [name for shard in shards for name in shard.ids]
+    return Features(ids, *(np.concatenate([getattr(shard, part) for shard in shards]) for part in PARTS))
+
+
+def _encode(
+    rows: Sequence[Row], pictures: Iterator[np.ndarray | PictureError | None], encoder: Encoder, strict: bool
+) -> Features:
+    """Encode rows whose pictures come from a stream."""
+    kept: list[Row] = []
+    pixels: list[np.ndarray | None] = []
+    for row, picture in zip(rows, pictures, strict=False):
+        if isinstance(picture, PictureError):
+            if strict:
+                raise picture
+            continue
+        kept.append(row)
+        pixels.append(picture)
+    texts = [query_text(row) if isinstance(row, Query) else row.text for row in kept]
+    has_image, has_text = (np.array([part is not None for part in parts], bool) for parts in (pixels, texts))
+    image = np.zeros((len(kept), encoder.image_dim), np.float16)
+    text = np.zeros((len(kept), encoder.text_dim), np.float16)
+    if isinstance(encoder, PairEncoder) and kept:
+        rows_ND = encoder.encode_pairs(texts, pixels)
+        image[has_image], text[has_text] = rows_ND[has_image], rows_ND[has_text]
+    else:
+        if has_image.any():
+            image[has_image] = encoder.encode_images([picture for picture in pixels if picture is not None])
+        if has_text.any():
+            text[has_text] = encoder.encode_texts([words for words in texts if words is not None])
+    return Features([row.id for row in kept], image, text, has_image, has_text)
 
 
 def encode_collection(
-    collection: Collection, encoder: Encoder, folder: Path, *, identity: str, strict: bool = False, resume: bool = False
+    collection: Collection,
+    encoder: Encoder,
+    folder: Path,
+    *,
+    identity: str,
+    strict: bool = False,
+    resume: bool = False,
+    workers: int = 1,
 ) -> Encoded:
-    """Encode items and queries into `folder` (the `1-vectors` stage) and return what came of it."""
-    shards = folder / "checkpoint"
-    mark = {"identity": fingerprint(identity, encoder.fingerprint())}
-    if not resume or not (shards / "identity.json").exists():
-        _clear(shards)
-        write_json(shards / "identity.json", mark)
-    elif read_json(shards / "identity.json") != mark:
-        raise SiglumError(f"{folder} holds shards of another collection or encoder; start without --resume.")
-    items, lost_items = _encode_sharded("items", collection.items, encoder, shards, strict)
-    here = set(items.ids)
-    parts, about, lost = [], [], lost_items
-    for split in SPLITS:
-        queries = collection.queries.get(split, [])
-        if not len(queries):
-            continue
-        features, gone = _encode_sharded(f"queries-{split}", queries, encoder, shards, strict)
-        lost += gone
-        parts.append(features)
-        known = {query.id: query for query in queries}
-        about += [
-            (split, known[i].task, [p for p in known[i].positives if not lost_items or p in here]) for i in features.ids
-        ]
-    pools = {key: [i for i in ids if i in here] for key, ids in collection.pools.items()}
-    vectors = assemble(items, _join(parts), about, pools)
-    mark_of = save_vectors(
-        folder, vectors, {"collection": mark["identity"]}, encoder=encoder.name, joint=encoder.joint, skipped=lost
-    )
+    """Encode items and queries into `folder` (the `1-vectors` stage) and return what came of it.
+
+    With `resume` shards that are there already, by a killed run or by `encode_shard`, are not encoded again; `workers`
+    threads decode pictures. Memory holds one shard's pictures, as many decoded ahead, and every feature once.
+    """
+    mark, shards = _mark(identity, encoder), folder / "checkpoint"
+    if resume and _is_finished(folder, mark):
+        vectors, own = load_vectors(folder)
+        return Encoded(vectors, own, read_record(folder / STAGE_FILE, "skipped")["skipped"])
+    items, queries = _plan(collection, shards)
+    _claim(shards, mark, keep=resume)
+    _encode_missing([*items, *queries], encoder, strict, workers)
+    vectors = _assemble(collection, _join(items, encoder), _join(queries, encoder))
+    skipped = sum(map(len, [*items, *queries])) - len(vectors.items) - len(vectors.queries)
+    if strict and skipped:
+        raise SiglumError(f"{skipped} rows of {folder} were skipped before; encode without --resume to see which.")
+    facts = {"encoder": encoder.name, "encoder_fingerprint": encoder.fingerprint(), "joint": encoder.joint}
+    own = save_vectors(folder, vectors, {"collection": mark}, skipped=skipped, **facts)
     _clear(shards)
-    return Encoded(vectors, mark_of, lost)
+    return Encoded(vectors, own, skipped)
 
 
-def _join(parts: list[Features]) -> Features:
-    arrays = [
-        np.concatenate([getattr(part, name) for part in parts]) for name in ("image", "text", "has_image", "has_text")
-    ]
-    return Features([i for part in parts for i in part.ids], *arrays)
+def encode_shard(
+    collection: Collection,
+    encoder: Encoder,
+    folder: Path,
+    *,
+    identity: str,
+    shard: tuple[int, int],
+    strict: bool = False,
+    workers: int = 1,
+) -> int:
+    """Encode part i of n (from 1) of a collection and return how many rows were new; no stage is written.
+
+    Several processes may do their parts in one folder at the same time, and any of them again after a kill; then
+    `encode_collection` with `resume` joins what they left.
+    """
+    number, count = shard
+    if not 1 <= number <= count:
+        raise SiglumError(f"the shard is {number}/{count}, but must be i/n with i from 1 to n.")
+    mark, shards = _mark(identity, encoder), folder / "checkpoint"
+    if _is_finished(folder, mark):
+        return 0
+    items, queries = _plan(collection, shards)
+    _claim(shards, mark, keep=True)
+    return _encode_missing([*items, *queries][number - 1 :: count], encoder, strict, workers)
 
 
-def _clear(folder: Path) -> None:
-    for path in folder.glob("*") if folder.exists() else []:
-        path.unlink()
-    if folder.exists():
-        folder.rmdir()
+def _mark(identity: str, encoder: Encoder) -> str:
+    return fingerprint(identity, encoder.fingerprint())
+
+
+def _is_finished(folder: Path, mark: str) -> bool:
+    path = folder / STAGE_FILE
+    return path.exists() and read_record(path, "inputs")["inputs"].get("collection") == mark
+
+
+def _claim(shards: Path, mark: str, *, keep: bool) -> None:
+    """Say whose shards the folder holds; what is kept must be of the same collection and encoder."""
+    path = shards / IDENTITY
+    if not keep:
+        _clear(shards)
+    if not path.exists():
+        write_json(path, {"identity": mark})
+    elif read_json(path) != {"identity": mark}:
+        raise SiglumError(
+            f"{shards.parent} holds shards of another collection or encoder; start without --resume and --shard."
+        )
+
+
+def _clear(shards: Path) -> None:
+    # The identity goes last: shards must never lie there without it.
+    for path in sorted(shards.glob("*"), key=lambda path: path.name == IDENTITY):
+        path.unlink(missing_ok=True)
+    with suppress(OSError):
+        shards.rmdir()
+
+
+def _plan(collection: Collection, shards: Path) -> tuple[list[Piece], list[Piece]]:
+    """Return the pieces of items and of queries."""
+
+    def cut(name: str, rows: Sequence[Row]) -> list[Piece]:
+        return [
+            Piece(shards / f"{name}-{number:06d}.safetensors", rows, start, min(start + SHARD, len(rows)))
+            for number, start in enumerate(range(0, len(rows), SHARD))
+        ]
+
+    items = cut("items", collection.items)
+    queries = [piece for split in SPLITS for piece in cut(f"queries-{split}", collection.queries.get(split, []))]
+    for name, pieces in (("items", items), ("queries", queries)):
+        if not pieces:
+            raise SiglumError(f"there are no {name} to encode.")
+    return items, queries
+
+
+def _encode_missing(pieces: Iterable[Piece], encoder: Encoder, strict: bool, workers: int) -> int:
+    """Encode the pieces whose file is not there and return their number of rows."""
+    missing = [piece for piece in pieces if not piece.path.exists()]
+    total = sum(map(len, missing))
+    # One stream over all pieces, so that pictures of the next one are decoded while this one is encoded.
+    rows, ahead = tee(row for piece in missing for row in piece)
+    pictures = stream_pictures(
+        (row.image for row in ahead), encoder.picture_size, encoder.framing, workers=workers, ahead=SHARD
+    )
+    with closing(pictures):
+        for piece in progress(missing, "encode", total=total, unit="row", size=SHARD):
+            shard = _encode(list(islice(rows, len(piece))), pictures, encoder, strict)
+            write_tensors(piece.path, {part: getattr(shard, part) for part in PARTS} | ids_to_arrays(shard.ids))
+    return total
+
+
+def _join(pieces: Sequence[Piece], encoder: Encoder) -> Features:
+    """Read shards into arrays made once, so that memory holds every feature once."""
+    total, ids = sum(map(len, pieces)), list[str]()
+    joined: Mapping[str, np.ndarray] = {
+        "image": np.empty((total, encoder.image_dim), np.float16),
+        "text": np.empty((total, encoder.text_dim), np.float16),
+        "has_image": np.empty(total, bool),
+        "has_text": np.empty(total, bool),
+    }
+    for piece in pieces:
+        shard = map_tensors(piece.path)
+        start = len(ids)
+        ids += ids_from_arrays(shard["id_bytes"], shard["id_offsets"])
+        for part in PARTS:
+            joined[part][start : len(ids)] = shard[part]
+    return Features(ids, *(joined[part][: len(ids)] for part in PARTS))
+
+
+def _assemble(collection: Collection, items: Features, queries: Features) -> Vectors:
+    """Join features with positives and pools; items whose picture could not be read are left out of both."""
+    here, lost = set(items.ids), len(items) < len(collection.items)
+    about: list[tuple[str, str, Sequence[str]]] = []
+    asked = ((split, query) for split in SPLITS for query in collection.queries.get(split, ()))
+    for split, query in asked:
+        # Features keep the order of queries and lack those that were skipped.
+        if len(about) < len(queries) and query.id == queries.ids[len(about)]:
+            about.append((split, query.task, [p for p in query.positives if not lost or p in here]))
+    return assemble(items, queries, about, collection.pools)
