@@ -76,7 +76,7 @@ def test_an_unknown_nested_field_is_named() -> None:
 @pytest.mark.parametrize("wrong", ["attention", "", None, 3, ["combiner"]])
 def test_a_bad_choice_is_named_with_the_choices(wrong: Any) -> None:
     with pytest.raises(
-        SiglumError, match=r"FusionConfig\.kind is .*, but must be one of: combiner, gated, sum, none\."
+        SiglumError, match=r"FusionConfig\.kind is .*, but must be one of: combiner, towers, gated, sum, none\."
     ):
         from_dict(FusionConfig, {"kind": wrong})
 

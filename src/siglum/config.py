@@ -13,7 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from siglum.files import fingerprint
 from siglum.types import SiglumError
 
-FusionKind = Literal["combiner", "gated", "sum", "none"]
+FusionKind = Literal["combiner", "towers", "gated", "sum", "none"]
 ModalityCode = Literal["metadata", "learned", "none"]
 CodebookUpdate = Literal["ema", "grad", "hybrid"]
 RankForm = Literal["prefixes", "items"]
@@ -26,15 +26,17 @@ class FusionConfig:
     """How frozen image and text features become one unit vector, and its contrastive training."""
 
     kind: FusionKind = "combiner"
-    """combiner (GENIUS), gated sum, plain sum, or none (one modality only)."""
+    """combiner (GENIUS), one tower a modality, gated sum, plain sum, or none (one modality only)."""
     dim: int = 768
     """Size d of the fused space."""
     projection: int = 2560
     """Width of each modality's projection in the combiner."""
     hidden: int = 5120
-    """Width of the combiner's hidden layers."""
+    """Width of the hidden layers of combiner and towers."""
     dropout: float = 0.0
     """Dropout inside the fusion module."""
+    input_dropout: float = 0.0
+    """Dropout of the frozen features before the towers."""
     standardise: bool = False
     """Shift and scale the frozen features by their training statistics first."""
     epochs: int = 0
@@ -47,6 +49,12 @@ class FusionConfig:
     """Decoupled weight decay on matrices."""
     temperature: float = 0.01
     """Temperature of the contrastive loss L_cl."""
+    smoothing: float = 0.0
+    """Label smoothing of L_cl."""
+    negatives: Literal["all", "modality"] = "all"
+    """Which targets of the batch stand against a query's own: all, or those of the same modality as its own."""
+    warmup: float = 0.0
+    """Share of all steps with rising learning rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +79,8 @@ class TokenizerConfig:
     """Lloyd iterations of the initialisation, level by level."""
     kmeans_per_code: int = 50
     """Vectors per codeword used for the initialisation, if the collection has that many."""
+    assign_beam: int = 1
+    """Code sequences kept while an item is coded; 1 is the greedy rule, more find a nearer reconstruction."""
     statistics: Literal["both", "targets"] = "both"
     """Which vectors feed the EMA: queries and targets, or targets alone."""
     rq_weight: float = 100.0
@@ -146,6 +156,10 @@ class DecoderConfig:
     """Query augmentation by interpolation with the target."""
     soft_targets: float = 0.0
     """Temperature T of soft code targets; 0 is the paper's one-hot cross-entropy."""
+    soft_relative: bool = False
+    """Read T relative to the mean squared length of each level's residuals, which shrink with depth."""
+    null_queries: float = 0.0
+    """Share of training queries blanked to zeros, so that the decoder also learns P(codes) without a query."""
     epochs: int = 30
     """Passes over the training pairs."""
     batch_size: int = 512
@@ -163,6 +177,32 @@ class DecoderConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QueryConfig:
+    """The query head: towers that learn to aim at the finished codes, for queries alone."""
+
+    members: int = 0
+    """Number of towers, each trained apart; 0 searches with the fused vector, as the paper does."""
+    hidden: int = 1024
+    """Width of a tower's hidden layer."""
+    dropout: float = 0.6
+    """Dropout of the hidden layer."""
+    input_dropout: float = 0.3
+    """Dropout of the frozen features."""
+    temperature: float = 0.05
+    """Temperature of the contrastive loss against reconstructions."""
+    smoothing: float = 0.1
+    """Label smoothing of that loss."""
+    epochs: int = 6
+    """Passes over the training pairs."""
+    batch_size: int = 1024
+    """Pairs a step."""
+    lr: float = 2e-3
+    """Peak learning rate, with a short rise and cosine to a twentieth."""
+    weight_decay: float = 0.2
+    """Decoupled weight decay on matrices."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SearchConfig:
     """Trie-constrained beam search and its score."""
 
@@ -172,6 +212,8 @@ class SearchConfig:
     """Beam width B."""
     omega: float = 10.0
     """Weight of the geometric score, by default 1 / (2 tau)."""
+    prior: float = 0.0
+    """Weight of -log P(codes) without a query: takes out what the decoder believes of an item whatever is asked."""
     normalisation: Normalisation = "level"
     """Log-softmax over the level, over all tokens (joint), or over legal children only."""
     zscore: bool = False
@@ -207,6 +249,7 @@ class RunConfig:
     world: WorldConfig = field(default_factory=WorldConfig)
     fusion: FusionConfig = field(default_factory=FusionConfig)
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    query: QueryConfig = field(default_factory=QueryConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
 
@@ -236,8 +279,10 @@ def from_dict(kind: type[Any], values: dict[str, Any]) -> Any:
 
 LEAST = {
     **dict.fromkeys(("epochs", "lr", "weight_decay", "omega", "clip", "dropout", "warmup", "soft_targets"), 0.0),
+    **dict.fromkeys(("prior", "null_queries", "input_dropout", "smoothing", "members"), 0.0),
     **dict.fromkeys(("rank_weight", "rq_weight", "mse_weight", "revive_below", "decay", "kmeans_iters"), 0.0),
     **dict.fromkeys(("batch_size", "beam", "top_k", "dim", "projection", "hidden", "soft_tokens", "variants"), 1.0),
+    **dict.fromkeys(("assign_beam",), 1.0),
     **dict.fromkeys(("d_model", "d_ff", "d_kv", "heads", "decoder_layers", "kmeans_per_code"), 1.0),
     "encoder_layers": 0.0,
     "temperature": 1e-6,
@@ -251,7 +296,7 @@ def _check_ranges(config: Any) -> None:
         value, least = getattr(config, f.name), LEAST.get(f.name)
         if least is not None and not (math.isfinite(value) and value >= least):
             raise SiglumError(f"{type(config).__name__}.{f.name} is {value}, but must be at least {least:g}.")
-    for name in ("dropout", "decay", "warmup"):
+    for name in ("dropout", "input_dropout", "smoothing", "decay", "warmup", "null_queries"):
         if getattr(config, name, 0.0) > 1:
             raise SiglumError(f"{type(config).__name__}.{name} is {getattr(config, name)}, but must be at most 1.")
     vocab = getattr(config, "vocab", (2,))

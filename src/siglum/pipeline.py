@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from siglum.files import STAGE_FILE, open_stage, read_record, write_json
 from siglum.fuse.contrastive import embed, fit_fusion
 from siglum.fuse.modules import Fusion, plain_sum
 from siglum.fuse.store import load_fusion, save_fusion
+from siglum.generate.query import fit_query_head, query_vectors
 from siglum.generate.store import save_decoder
 from siglum.generate.train import fit_decoder
 from siglum.index import Index
@@ -113,9 +115,12 @@ def make_vectors(
     identity: str,
     strict: bool = False,
     resume: bool = False,
+    workers: int = 1,
 ) -> Encoded:
-    """Stage 1: encode a collection."""
-    return encode_collection(collection, encoder, run.vectors, identity=identity, strict=strict, resume=resume)
+    """Stage 1: encode a collection; `workers` threads decode its pictures."""
+    return encode_collection(
+        collection, encoder, run.vectors, identity=identity, strict=strict, resume=resume, workers=workers
+    )
 
 
 def take_vectors(run: RunFolder, vectors: Vectors) -> str:
@@ -132,11 +137,12 @@ def make_dense(run: RunFolder, *, device: str = "cpu", resume: bool = False, log
     dense, history = fit_fusion(
         vectors, config.fusion, seed=config.seed, device=device, folder=checkpoint, resume=resume, log=log
     )
-    save_fusion(run.dense, dense, _dense_inputs(config, made_from), epochs=len(history))
+    save_fusion(run.dense, dense, dense_inputs(config, made_from), epochs=len(history))
     return dense
 
 
-def _dense_inputs(config: RunConfig, vectors: str) -> dict[str, str]:
+def dense_inputs(config: RunConfig, vectors: str) -> dict[str, str]:
+    """Return what the dense space is made from: the fingerprint of the vectors, the settings and the seed."""
     return {"vectors": vectors, "fusion": config_fingerprint(config.fusion), "seed": str(config.seed)}
 
 
@@ -144,7 +150,7 @@ def make_tokenizer(run: RunFolder, *, device: str = "cpu", resume: bool = False,
     """Stage 2: the tokenizer, from the dense space on; that is made first unless it is there already."""
     config, log = run.config(), log or run.log()
     vectors, made_from = load_vectors(run.vectors)
-    if (run.dense / STAGE_FILE).exists() and read_record(run.dense / STAGE_FILE, "inputs")["inputs"] == _dense_inputs(
+    if (run.dense / STAGE_FILE).exists() and read_record(run.dense / STAGE_FILE, "inputs")["inputs"] == dense_inputs(
         config, made_from
     ):
         start = load_fusion(run.dense, device)
@@ -160,8 +166,9 @@ def make_tokenizer(run: RunFolder, *, device: str = "cpu", resume: bool = False,
         resume=resume,
         log=log,
     )
-    encoder = open_stage(run.vectors, "vectors")["encoder"]
-    save_tokenizer(run.tokenizer, tokenizer, {"vectors": made_from}, encoder=encoder)
+    known = open_stage(run.vectors, "vectors")
+    encoder = {name: known[name] for name in ("encoder", "encoder_fingerprint") if name in known}
+    save_tokenizer(run.tokenizer, tokenizer, {"vectors": made_from}, **encoder)
     return tokenizer
 
 
@@ -171,10 +178,16 @@ def make_decoder(run: RunFolder, *, device: str = "cpu", resume: bool = False, l
     vectors, made_from = load_vectors(run.vectors)
     tokenizer, record = load_tokenizer(run.tokenizer, device, vectors=made_from)
     checkpoint = run.decoder / "checkpoint"
-    decoder, _ = fit_decoder(
-        vectors, tokenizer, config.decoder, seed=config.seed, device=device, folder=checkpoint, resume=resume, log=log
-    )
-    save_decoder(run.decoder, decoder, record["tokenizer_fingerprint"], parameters=decoder.parameter_count())
+    options: dict[str, Any] = {
+        "seed": config.seed,
+        "device": device,
+        "folder": checkpoint,
+        "resume": resume,
+        "log": log,
+    }
+    head = fit_query_head(vectors, tokenizer, config.query, **options)
+    decoder, _ = fit_decoder(vectors, tokenizer, config.decoder, head=head, **options)
+    save_decoder(run.decoder, decoder, record["tokenizer_fingerprint"], head, parameters=decoder.parameter_count())
 
 
 def make_index(run: RunFolder, *, keep_vectors: bool = False, device: str = "cpu") -> Index:
@@ -236,11 +249,12 @@ def open_systems(run: RunFolder, split: str = "test", device: str = "cpu") -> Sy
         retriever.index, _ = _index_rows(vectors, tokenizer, rows, own, device)
     query, item = embed(tokenizer.fusion, vectors.queries, device), embed(tokenizer.fusion, vectors.items, device)
     codes = tokenizer.quantizer.encode(item, torch.as_tensor(vectors.items.modality.astype(np.int64)).to(device))
+    asked = query_vectors(tokenizer, retriever.head, vectors.queries, device)
     config = retriever.config
     geometry = retriever.scorer(from_dict(type(config), {**as_dict(config), "scorer": "geometry"}))
 
-    def beam(scorer: Scorer) -> BeamRanker:
-        return BeamRanker(scorer, retriever.index, rows, query, config.beam, config.batch_size)
+    def beam(scorer: Scorer, query_MD: torch.Tensor) -> BeamRanker:
+        return BeamRanker(scorer, retriever.index, rows, query_MD, config.beam, config.batch_size)
 
     return Systems(
         vectors,
@@ -249,8 +263,8 @@ def open_systems(run: RunFolder, split: str = "test", device: str = "cpu") -> Sy
         _flat(dense, vectors, device),
         _raw(vectors, device) if open_stage(run.vectors, "vectors").get("joint") else None,
         FlatRanker(query, tokenizer.quantizer.decode(codes).detach(), squared_distance=True),
-        beam(geometry),
-        beam(retriever.scorer()) if retriever.decoder is not None else None,
+        beam(geometry, query),
+        beam(retriever.scorer(), asked) if retriever.decoder is not None else None,
         query,
         item,
         codes,

@@ -136,7 +136,7 @@ def test_no_fusion_takes_single_parts_as_they_are_and_refuses_mixed_rows() -> No
     wanted = torch.where(has_image[:, None], image, text)
     torch.testing.assert_close(fusion(image, text, has_image, ~has_image), wanted / wanted.norm(dim=1, keepdim=True))
     has_image[1] = True
-    with pytest.raises(SiglumError, match=r"none cannot mix rows .* use combiner, gated or sum"):
+    with pytest.raises(SiglumError, match=r"none cannot mix rows .* use combiner, towers, gated or sum"):
         fusion(image, text, has_image, torch.ones(4, dtype=torch.bool))
 
 
@@ -150,7 +150,9 @@ def test_no_fusion_takes_one_modality_alone_and_refuses_other_sizes() -> None:
 
 
 def test_an_unknown_kind_is_named_with_the_choices() -> None:
-    with pytest.raises(SiglumError, match=r"fusion\.kind is 'mean', but must be one of: combiner, gated, sum, none"):
+    with pytest.raises(
+        SiglumError, match=r"fusion\.kind is 'mean', but must be one of: combiner, towers, gated, sum, none"
+    ):
         build_fusion(FusionConfig(kind="mean"), 4, 4)  # type: ignore[arg-type]
 
 

@@ -14,7 +14,7 @@ import torch
 from siglum.data.world import World
 from siglum.encode.builtin import BuiltinEncoder
 from siglum.encode.run import encode_rows
-from siglum.files import read_json
+from siglum.files import read_json, write_json
 from siglum.pipeline import RunFolder, evaluate_run, make_index, open_systems
 from siglum.search.retriever import Retriever, save_index
 from siglum.types import Features, Hit, Item, SiglumError
@@ -291,3 +291,22 @@ def test_a_full_disk_leaves_the_saved_index_as_it_was(
     assert "\n" not in str(caught.value)
     assert contents(run_copy) == before
     assert len(Retriever.load(run_copy).index) == read_json(run_copy / "4-index" / "stage.json")["items"]
+
+
+def test_an_encoder_of_other_weights_is_refused(
+    run_copy: Path, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, mark = run_copy / "2-tokenizer" / "stage.json", BuiltinEncoder().fingerprint()
+    record = read_json(path)
+    assert record["encoder_fingerprint"] == mark
+    assert read_json(run_copy / "1-vectors" / "stage.json")["encoder_fingerprint"] == mark
+    question = features(*new_items(world, 1))
+    monkeypatch.setattr("siglum.encode.builtin.VERSION", 2)
+    retriever = Retriever.load(run_copy)
+    retriever.save(tmp_path / "saved")
+    for again in (retriever, retriever, Retriever.load(tmp_path / "saved")):
+        assert again.search_features(question)[0]
+        with pytest.raises(SiglumError, match=f"encoded with other weights than builtin has now .*{mark}, not"):
+            again.search("a red star")
+    write_json(path, {key: value for key, value in record.items() if key != "encoder_fingerprint"})
+    assert Retriever.load(run_copy).search("a red star"), "runs without the field go on working"

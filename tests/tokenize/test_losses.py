@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from siglum.config import TokenizerConfig
+from siglum.config import FusionConfig, TokenizerConfig
 from siglum.tokenize.losses import (
     alignment_loss,
     candidates,
@@ -113,7 +113,7 @@ def test_candidates_are_the_best_distinct_targets_with_the_positive(
     ids: list[int], top_k: int, keep: bool, seed: int
 ) -> None:
     teacher, positive, repeat = normal(len(ids), len(ids), seed=seed), torch.arange(len(ids)), repeats(ids)
-    found = candidates(teacher, positive, torch.tensor(repeat), top_k, keep)
+    found = candidates(teacher, positive, torch.tensor(repeat)[None], top_k, keep)
     assert found.shape == (len(ids), min(top_k, len(ids)))
     for row, pick in enumerate(found.tolist()):
         wanted = slow_candidates(teacher[row].tolist(), row, repeat, top_k, keep)
@@ -291,7 +291,9 @@ def small_batch(number: int = 8) -> tuple[Tensor, Tensor]:
 def test_codewords_feel_the_ranking_loss_unless_they_follow_the_average_alone(update: Any) -> None:
     quantizer = small_quantizer(update)
     query, target = small_batch()
-    losses, _, codes = tokenizer_losses(quantizer, query, target, torch.arange(8), torch.arange(8) % 3, 0.1)
+    losses, _, codes = tokenizer_losses(
+        quantizer, query, target, torch.arange(8), torch.arange(8) % 3, FusionConfig(temperature=0.1)
+    )
     losses["rank"].backward()  # type: ignore[no-untyped-call]
     assert target.grad is not None
     assert float(target.grad.abs().sum()) > 0, "the straight-through gradient reaches the targets"
@@ -311,7 +313,9 @@ def test_codewords_feel_the_ranking_loss_unless_they_follow_the_average_alone(up
 def test_the_residual_loss_pulls_vectors_and_leaves_codewords_alone() -> None:
     quantizer = small_quantizer("hybrid")
     query, target = small_batch()
-    losses, _, _ = tokenizer_losses(quantizer, query, target, torch.arange(8), torch.arange(8) % 3, 0.1)
+    losses, _, _ = tokenizer_losses(
+        quantizer, query, target, torch.arange(8), torch.arange(8) % 3, FusionConfig(temperature=0.1)
+    )
     grads = torch.autograd.grad(losses["rq"], [query, *quantizer.codebooks], allow_unused=True)
     assert grads[0] is not None
     assert float(grads[0].abs().sum()) > 0
@@ -337,7 +341,7 @@ def test_the_alignment_gradient_to_the_vectors_is_not_multiplied_by_the_levels()
     quantizer = small_quantizer("ema")
     query, target = small_batch()
     kinds = torch.arange(8) % 3
-    losses, _, codes = tokenizer_losses(quantizer, query, target, torch.arange(8), kinds, 0.1)
+    losses, _, codes = tokenizer_losses(quantizer, query, target, torch.arange(8), kinds, FusionConfig(temperature=0.1))
     (found,) = torch.autograd.grad(losses["mse"], query)
     query_hat = quantizer.decode(codes[:8]).detach().requires_grad_()
     (wanted,) = torch.autograd.grad(alignment_loss(query_hat, quantizer.decode(codes[8:])), query_hat)
@@ -351,7 +355,7 @@ def test_a_repeated_target_is_one_candidate_even_for_its_own_query() -> None:
     ids, place = torch.tensor([4, 9, 4, 2, 9]), torch.tensor([0, 1, 0, 3, 1])
     target = target[place]
     kinds = ids % 3
-    losses, _, codes = tokenizer_losses(quantizer, query, target, ids, kinds, 0.1)
+    losses, _, codes = tokenizer_losses(quantizer, query, target, ids, kinds, FusionConfig(temperature=0.1))
     distinct = torch.tensor([0, 1, 3])
     partial = quantizer.partial_sums(codes[5:])[distinct].detach()
     wanted = slow_rank_loss(
@@ -367,7 +371,9 @@ def test_losses_named_and_weighted_as_configured() -> None:
         ("grad", 0.0, {"rq", "cl", "mse", "codebook"}),
     ):
         quantizer = small_quantizer(update, rank_weight=rank, rq_weight=2.0, mse_weight=3.0)
-        losses, _, _ = tokenizer_losses(quantizer, query, target, torch.arange(8), torch.arange(8) % 3, 0.1)
+        losses, _, _ = tokenizer_losses(
+            quantizer, query, target, torch.arange(8), torch.arange(8) % 3, FusionConfig(temperature=0.1)
+        )
         assert set(losses) == wanted
         weight = {"rq": 2.0, "codebook": 2.0, "mse": 3.0, "cl": 1.0, "rank": 0.25 * rank}
         found = total_loss(losses, quantizer.config, 0.25)
@@ -375,6 +381,6 @@ def test_losses_named_and_weighted_as_configured() -> None:
             sum(weight[name] * float(value.detach()) for name, value in losses.items()), rel=1e-5
         )
     fixed, _, _ = tokenizer_losses(
-        quantizer, query.detach(), target.detach(), torch.arange(8), torch.arange(8) % 3, 0.1
+        quantizer, query.detach(), target.detach(), torch.arange(8), torch.arange(8) % 3, FusionConfig(temperature=0.1)
     )
     assert "cl" not in fixed, "with fixed vectors L_cl is a constant"

@@ -21,19 +21,41 @@ from siglum.loop import Metrics, adam, batches, cosine_lr, num_batches, seed_of,
 from siglum.types import Features, SiglumError, Task, Vectors
 
 
-def contrastive_loss(query_PD: Tensor, target_PD: Tensor, target_id_P: Tensor, temperature: float) -> Tensor:
+def contrastive_loss(
+    query_PD: Tensor,
+    target_PD: Tensor,
+    target_id_P: Tensor,
+    temperature: float,
+    *,
+    kind_P: Tensor | None = None,
+    smoothing: float = 0.0,
+) -> Tensor:
     """L_cl: symmetric InfoNCE on pre-quantisation embeddings, mean over the batch and both directions.
 
-    Other pairs of the batch with the same target are left out of the denominator: they are no negatives.
-    Over several processes the negatives come from all of them and the mean is over this process's queries.
+    Other pairs of the batch with the same target are left out of the denominator: they are no negatives. With
+    `kind_P`, the modality of each target, neither are targets of another kind. Over several processes the
+    negatives come from all of them and the mean is over this process's queries.
     """
     all_q, all_x, all_id = dist.gather(query_PD), dist.gather(target_PD), dist.gather(target_id_P)
     own = torch.arange(len(query_PD), device=query_PD.device) + dist.rank() * len(query_PD)
-    same = target_id_P[:, None] == all_id[None, :]
-    same[torch.arange(len(own), device=own.device), own] = False
-    forward = (query_PD @ all_x.T / temperature).masked_fill(same, -torch.inf)
-    backward = (target_PD @ all_q.T / temperature).masked_fill(same, -torch.inf)
-    return (F.cross_entropy(forward, own) + F.cross_entropy(backward, own)) / 2
+    out = target_id_P[:, None] == all_id[None, :]
+    if kind_P is not None:
+        out |= kind_P[:, None] != dist.gather(kind_P)[None, :]
+    out[torch.arange(len(own), device=own.device), own] = False
+    losses = []
+    for ours, theirs in ((query_PD, all_x), (target_PD, all_q)):
+        score = (ours @ theirs.T / temperature).masked_fill(out, -torch.inf)
+        losses.append(_smoothed_cross_entropy(score, own, out, smoothing))
+    return (losses[0] + losses[1]) / 2
+
+
+def _smoothed_cross_entropy(score_PN: Tensor, own_P: Tensor, out_PN: Tensor, smoothing: float) -> Tensor:
+    """Cross-entropy whose target gives `smoothing` evenly to all that take part."""
+    if smoothing == 0:
+        return F.cross_entropy(score_PN, own_P)
+    log_p = score_PN.log_softmax(-1).masked_fill(out_PN, 0.0)
+    even = log_p.sum(-1) / (~out_PN).sum(-1)
+    return -((1 - smoothing) * log_p.gather(1, own_P[:, None])[:, 0] + smoothing * even).mean()
 
 
 class DeviceFeatures:
@@ -160,6 +182,7 @@ class _Run:
         self.items, self.queries = DeviceFeatures(vectors.items, device), DeviceFeatures(vectors.queries, device)
         self.pair_q = torch.as_tensor(vectors.pair_query).long()
         self.pair_x = torch.as_tensor(vectors.pair_item).long()
+        self.modality = torch.as_tensor(vectors.items.modality.astype(np.int64)).to(device)
         self.optimiser = adam([(fusion, 1.0, config.weight_decay)])
         self.steps = num_batches(len(self.pair_q), config.batch_size)
         self.validation = vectors.of_split("val")
@@ -172,7 +195,8 @@ class _Run:
         total = torch.zeros((), device=self.device)
         work = batches(len(self.pair_q), config.batch_size, generator)
         for step, rows in enumerate(progress(work, f"fusion: epoch {epoch + 1}/{config.epochs}", total=steps)):
-            set_lr(self.optimiser, cosine_lr(config.lr, 0.1, 0.0, epoch * steps + step, config.epochs * steps))
+            lr = cosine_lr(config.lr, 0.1, config.warmup, epoch * steps + step, config.epochs * steps)
+            set_lr(self.optimiser, lr)
             total += self._step(dist.share(rows))
         metrics: Metrics = {"loss_cl": float(dist.sum_over_processes(total)) / steps / dist.world()}
         if self.validation:
@@ -182,7 +206,11 @@ class _Run:
 
     def _step(self, rows: Tensor) -> Tensor:
         query, target = self.fusion(*self.queries[self.pair_q[rows]]), self.fusion(*self.items[self.pair_x[rows]])
-        loss = contrastive_loss(query, target, self.pair_x[rows].to(self.device), self.config.temperature)
+        item = self.pair_x[rows].to(self.device)
+        kind = self.modality[item] if self.config.negatives == "modality" else None
+        loss = contrastive_loss(
+            query, target, item, self.config.temperature, kind_P=kind, smoothing=self.config.smoothing
+        )
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()
         dist.average_gradients(list(self.fusion.parameters()))

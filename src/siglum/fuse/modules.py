@@ -1,4 +1,4 @@
-"""Fusion modules: combiner (GENIUS), gated sum, plain sum, none. All return unit vectors.
+"""Fusion modules: combiner (GENIUS), towers, gated sum, plain sum, none. All return unit vectors.
 
 Shapes: N rows, Di image features, Dt text features, D fused size.
 """
@@ -83,6 +83,31 @@ class Combiner(Fusion):
         return mixed
 
 
+class Towers(Fusion):
+    """One tower a modality, a linear map plus one hidden layer; the towers' outputs are added.
+
+    Each tower learns only from its own modality, which suits features that have nothing in common.
+    """
+
+    def __init__(self, config: FusionConfig, image_dim: int, text_dim: int) -> None:
+        super().__init__(image_dim, text_dim)
+        self.image_line, self.image_bend = self._tower(config, image_dim)
+        self.text_line, self.text_bend = self._tower(config, text_dim)
+        self.drop = nn.Dropout(config.input_dropout)
+
+    @staticmethod
+    def _tower(config: FusionConfig, dim: int) -> tuple[nn.Module, nn.Module]:
+        hidden = [nn.Linear(dim, config.hidden), nn.ReLU(), nn.Dropout(config.dropout)]
+        return nn.Linear(dim, config.dim, bias=False), nn.Sequential(*hidden, nn.Linear(config.hidden, config.dim))
+
+    def mix(self, image: Tensor, text: Tensor, mask_i: Tensor, mask_t: Tensor) -> Tensor:
+        """Sum of the towers of the parts that are there."""
+        image, text = self.drop(image), self.drop(text)
+        seen, read = self.image_line(image) + self.image_bend(image), self.text_line(text) + self.text_bend(text)
+        mixed: Tensor = mask_i * seen + mask_t * read
+        return mixed
+
+
 class GatedSum(Fusion):
     """A learned gate between the two parts; a single part passes through whole."""
 
@@ -129,14 +154,16 @@ class NoFusion(Fusion):
     def mix(self, image: Tensor, text: Tensor, mask_i: Tensor, mask_t: Tensor) -> Tensor:
         """Whichever part is there."""
         if bool((mask_i * mask_t).any()):
-            raise SiglumError("fusion none cannot mix rows that have an image and a text; use combiner, gated or sum.")
+            raise SiglumError(
+                "fusion none cannot mix rows that have an image and a text; use combiner, towers, gated or sum."
+            )
         parts = [part for part in (image, text) if part.shape[1]]
         return torch.stack(parts).sum(0)
 
 
 def build_fusion(config: FusionConfig, image_dim: int, text_dim: int) -> Fusion:
     """Return the fusion module named by the config."""
-    kinds = {"combiner": Combiner, "gated": GatedSum, "sum": Sum, "none": NoFusion}
+    kinds = {"combiner": Combiner, "towers": Towers, "gated": GatedSum, "sum": Sum, "none": NoFusion}
     kind = kinds[one_of("fusion.kind", config.kind, kinds)]
     with warnings.catch_warnings():
         # A collection without pictures (or texts) has features of size 0, which torch finds worth a warning.

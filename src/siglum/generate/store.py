@@ -5,18 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from siglum.config import DecoderConfig, as_dict, from_dict
+from siglum.config import DecoderConfig, QueryConfig, as_dict, from_dict
 from siglum.files import begin_stage, finish_stage, open_stage, write_tensors
 from siglum.fuse.store import load_weights
 from siglum.generate.decoder import CodeDecoder
+from siglum.generate.query import QueryHead
 
 STAGE = "decoder"
 
 
-def save_decoder(folder: Path, decoder: CodeDecoder, tokenizer: str, **facts: Any) -> str:
+def save_decoder(
+    folder: Path, decoder: CodeDecoder, tokenizer: str, head: QueryHead | None = None, **facts: Any
+) -> str:
     """Write the stage, made for the tokenizer with this fingerprint; return the stage's fingerprint."""
     begin_stage(folder)
     write_tensors(folder / "decoder.safetensors", decoder.state_dict())
+    if head is not None:
+        write_tensors(folder / "query.safetensors", head.state_dict())
+        facts = {**facts, "query": as_dict(head.config), "image_dim": head.image_dim, "text_dim": head.text_dim}
     shape = {"sizes": list(decoder.sizes), "query_dim": decoder.query_dim}
     return finish_stage(
         folder, stage=STAGE, inputs={"tokenizer": tokenizer}, decoder=as_dict(decoder.config), **shape, **facts
@@ -29,3 +35,13 @@ def load_decoder(folder: Path, tokenizer: str, device: str = "cpu") -> CodeDecod
     decoder = CodeDecoder(from_dict(DecoderConfig, record["decoder"]), tuple(record["sizes"]), record["query_dim"])
     load_weights(decoder, folder / "decoder.safetensors", device)
     return decoder
+
+
+def load_query_head(folder: Path, dim: int, device: str = "cpu") -> QueryHead | None:
+    """Read the query head of the stage, where it has one."""
+    record = open_stage(folder, STAGE)
+    if "query" not in record:
+        return None
+    head = QueryHead(from_dict(QueryConfig, record["query"]), dim, record["image_dim"], record["text_dim"])
+    load_weights(head, folder / "query.safetensors", device)
+    return head

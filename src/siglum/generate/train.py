@@ -15,6 +15,7 @@ from torch import Tensor
 from siglum.config import DecoderConfig, config_fingerprint
 from siglum.fuse.contrastive import embed
 from siglum.generate.decoder import CodeDecoder
+from siglum.generate.query import QueryHead, query_vectors
 from siglum.generate.weights import load_t5
 from siglum.log import Log, progress
 from siglum.loop import Metrics, adam, batches, cosine_lr, num_batches, seed_of, set_lr, train
@@ -79,9 +80,10 @@ def fit_decoder(
     folder: Path | None = None,
     resume: bool = False,
     log: Log | None = None,
+    head: QueryHead | None = None,
 ) -> tuple[CodeDecoder, list[Metrics]]:
-    """Train a decoder on the training pairs; the tokenizer stays as it is."""
-    run = _Run(vectors, tokenizer, config, seed, device)
+    """Train a decoder on the training pairs; the tokenizer (and the query head, if there is one) stay as they are."""
+    run = _Run(vectors, tokenizer, config, seed, device, head)
     identity = "-".join([config_fingerprint(config), tokenizer.fingerprint(), str(seed), str(len(vectors.pair_query))])
     history = train(
         "decoder",
@@ -101,10 +103,18 @@ def fit_decoder(
 class _Run:
     """The state of one decoder training; `epoch` is what the loop calls."""
 
-    def __init__(self, vectors: Vectors, tokenizer: Tokenizer, config: DecoderConfig, seed: int, device: str) -> None:
+    def __init__(
+        self,
+        vectors: Vectors,
+        tokenizer: Tokenizer,
+        config: DecoderConfig,
+        seed: int,
+        device: str,
+        head: QueryHead | None,
+    ) -> None:
         self.config, self.seed, self.device = config, seed, device
         self.quantizer = tokenizer.quantizer
-        self.query = embed(tokenizer.fusion, vectors.queries, device)
+        self.query = query_vectors(tokenizer, head, vectors.queries, device)
         self.item = embed(tokenizer.fusion, vectors.items, device)
         self.modality = torch.as_tensor(vectors.items.modality.astype(np.int64)).to(device)
         self.codes = self.quantizer.encode(self.item, self.modality)
@@ -133,6 +143,8 @@ class _Run:
         query, target = self.query[self.pair_q[rows]], self.item[self.pair_x[rows]]
         codes = self.codes[self.pair_x[rows]]
         mixed = augment_queries(query, target, config.augmentation)
+        if config.null_queries > 0:
+            mixed = mixed * (torch.rand(len(mixed), 1, device=mixed.device) >= config.null_queries)
         soft = self._soft(target, codes) if config.soft_targets > 0 else None
         loss = decoder_loss(self.decoder, mixed, codes, soft)
         self.optimiser.zero_grad(set_to_none=True)
@@ -148,7 +160,8 @@ class _Run:
         soft: list[Tensor | None] = [None] * self.quantizer.first
         for level in range(self.quantizer.first, codes_PT.shape[1]):
             residual = target_PD - partial[:, level - 1] if level else target_PD
-            soft.append(soft_code_targets(residual, self.quantizer.codebooks[level], self.config.soft_targets))
+            scale = float(residual.square().sum(-1).mean()) if self.config.soft_relative else 1.0
+            soft.append(soft_code_targets(residual, self.quantizer.codebooks[level], self.config.soft_targets * scale))
         return soft
 
     @torch.no_grad()

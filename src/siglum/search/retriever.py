@@ -21,7 +21,8 @@ from siglum.encode.run import encode_rows
 from siglum.files import STAGE_FILE, read_json, read_record, read_tensors, write_json, write_tensors
 from siglum.fuse.contrastive import embed
 from siglum.generate.decoder import CodeDecoder
-from siglum.generate.store import load_decoder, save_decoder
+from siglum.generate.query import QueryHead
+from siglum.generate.store import load_decoder, load_query_head, save_decoder
 from siglum.index import Index
 from siglum.search.beam import Ranking, as_hits, search_items
 from siglum.search.scorers import Scorer, build_scorer
@@ -44,14 +45,20 @@ class Retriever:
         index: Index,
         *,
         decoder: CodeDecoder | None = None,
+        head: QueryHead | None = None,
         config: SearchConfig | None = None,
-        encoder: Encoder | None = None,
+        encoder: Encoder | str | None = None,
+        encoder_fingerprint: str | None = None,
         item_ND: Tensor | None = None,
         device: str = "cpu",
     ) -> None:
-        """Hold the parts; `item_ND` are fused item vectors in pool order, kept only to order items of one leaf."""
-        self.tokenizer, self.index, self.decoder = tokenizer, index, decoder
-        self.config, self.encoder, self.item_ND, self.device = config or SearchConfig(), encoder, item_ND, device
+        """Hold the parts; `item_ND` are fused item vectors in pool order, kept only to order items of one leaf.
+
+        An encoder given by name is built when it is first needed, and must then have the fingerprint given, if any.
+        """
+        self.tokenizer, self.index, self.decoder, self.head = tokenizer, index, decoder, head
+        self.config, self.item_ND, self.device = config or SearchConfig(), item_ND, device
+        self._encoder, self._encoder_fingerprint = encoder, encoder_fingerprint
 
     @classmethod
     def load(cls, folder: str | Path, *, device: str = "cpu") -> Retriever:
@@ -63,16 +70,39 @@ class Retriever:
         tokenizer, record = load_tokenizer(root / "2-tokenizer", device)
         own = record["tokenizer_fingerprint"]
         config: SearchConfig = from_dict(SearchConfig, read_record(root / "config.json", "search")["search"])
-        decoder = None
+        decoder, head = None, None
         if (root / "3-decoder").exists():
             decoder = load_decoder(root / "3-decoder", own, device)
+            head = load_query_head(root / "3-decoder", tokenizer.quantizer.dim, device)
         elif config.scorer in ("fused", "decoder"):
             config = replace(config, scorer="geometry")
         index = Index.load(root / "4-index", own)
         kept = root / "4-index" / VECTORS_FILE
         item_ND = torch.from_numpy(read_tensors(kept)["vectors"]).float().to(device) if kept.exists() else None
-        encoder = build_encoder(record.get("encoder", "none"))
-        return cls(tokenizer, index, decoder=decoder, config=config, encoder=encoder, item_ND=item_ND, device=device)
+        return cls(
+            tokenizer,
+            index,
+            decoder=decoder,
+            head=head,
+            config=config,
+            encoder=record.get("encoder", "none"),
+            encoder_fingerprint=record.get("encoder_fingerprint"),
+            item_ND=item_ND,
+            device=device,
+        )
+
+    @property
+    def encoder(self) -> Encoder | None:
+        """The encoder of texts and pictures; None in a run made from plain vectors."""
+        if isinstance(self._encoder, str):
+            built, wanted = build_encoder(self._encoder, device=self.device), self._encoder_fingerprint
+            if built is not None and wanted is not None and built.fingerprint() != wanted:
+                raise SiglumError(
+                    f"this run was encoded with other weights than {built.name} has now (fingerprint {wanted}, not"
+                    f" {built.fingerprint()}); bring those back, or encode and train again."
+                )
+            self._encoder = built
+        return self._encoder
 
     def scorer(self, config: SearchConfig | None = None) -> Scorer:
         """Return the scorer of this run's configuration, or of another one."""
@@ -134,11 +164,12 @@ class Retriever:
         )
 
     def vectors(self, features: Features, what: str = "items") -> Tensor:
-        """Return the fused unit vectors (N, D) of frozen features, after checking them."""
+        """Return the unit vectors (N, D) that items are coded from or queries search with, after checking them."""
         fusion = self.tokenizer.fusion
         features = with_widths(features, len(fusion.image_shift), len(fusion.text_shift), what)
         check_features(features, what)
-        return embed(fusion, features, self.device)
+        fused = embed(fusion, features, self.device)
+        return self.head.adapt(fused, features, self.device) if what == "queries" and self.head else fused
 
     def add(self, items: Sequence[Item] | Features) -> None:
         """Add items to the index; the models stay as they are. A known id is refused and nothing changes."""
@@ -170,13 +201,19 @@ class Retriever:
         record, settings = root / "2-tokenizer" / STAGE_FILE, root / "config.json"
         same_run = record.exists() and read_json(record).get("tokenizer_fingerprint") == own
         if not same_run:
-            encoder = self.encoder.name if self.encoder else "none"
-            save_tokenizer(root / "2-tokenizer", self.tokenizer, {"vectors": "none"}, encoder=encoder)
+            save_tokenizer(root / "2-tokenizer", self.tokenizer, {"vectors": "none"}, **self._encoder_facts())
         if self.decoder is not None:
-            save_decoder(root / "3-decoder", self.decoder, own, parameters=self.decoder.parameter_count())
+            save_decoder(root / "3-decoder", self.decoder, own, self.head, parameters=self.decoder.parameter_count())
         save_index(root / "4-index", self.index, self.item_ND)
         before = read_json(settings) if same_run and settings.exists() else {}
         write_json(settings, {**before, "search": as_dict(self.config)})
+
+    def _encoder_facts(self) -> dict[str, str]:
+        """Return what the record keeps of the encoder, without building one that was not needed so far."""
+        known, mark = self._encoder, self._encoder_fingerprint
+        if isinstance(known, str) or known is None:
+            return {"encoder": known or "none", **({"encoder_fingerprint": mark} if mark else {})}
+        return {"encoder": known.name, "encoder_fingerprint": known.fingerprint()}
 
     def _encode(self, rows: Sequence[Item] | Sequence[Query]) -> Features:
         if self.encoder is None:

@@ -126,6 +126,46 @@ class DecoderScorer:
 
 
 @dataclass(slots=True)
+class _Prior:
+    """The decoder without a query, one row a distinct prefix; `row_R` says which of them each live row has."""
+
+    decoding: _Decoding
+    row_R: Tensor
+
+
+@dataclass(slots=True)
+class PriorScorer:
+    """-weight log P(v | p), the decoder's belief without a query: log P(v | q, p) - log P(v | p) is what q adds.
+
+    A decoder learns how frequent codes were among the items it was trained on; for other items that is noise, and
+    for frequent ones a bias. It must have been trained with `null_queries`. Prefixes that several queries share are
+    worked out once.
+    """
+
+    decoder: CodeDecoder
+    weight: float
+
+    def begin(self, query_QD: Tensor) -> _Prior:
+        """Start from the empty query, a vector of zeros."""
+        state = self.decoder.start(torch.zeros_like(query_QD[:1]))
+        return _Prior(_Decoding(state, None), torch.zeros(len(query_QD), dtype=torch.long, device=query_QD.device))
+
+    def score(self, state: _Prior, level: int, parent_C: Tensor, token_C: Tensor) -> Tensor:
+        """Run one decoder step for the distinct prefixes and return minus their weighted log-probabilities."""
+        hidden = self.decoder.step(state.decoding.state, state.decoding.token_R, level)
+        with torch.no_grad():
+            log_p = self.decoder.level_logits(hidden, level).log_softmax(-1)
+        return -self.weight * log_p[state.row_R[parent_C], token_C]
+
+    def advance(self, state: _Prior, level: int, parent_R: Tensor, token_R: Tensor) -> _Prior:
+        """Keep one row for each distinct surviving prefix."""
+        size = self.decoder.sizes[level]
+        prefix, row_R = torch.unique(state.row_R[parent_R] * size + token_R, return_inverse=True)
+        kept = state.decoding.state.select(torch.div(prefix, size, rounding_mode="floor"))
+        return _Prior(_Decoding(kept, prefix % size), row_R)
+
+
+@dataclass(slots=True)
 class SumScorer:
     """The sum of several scorers: decoder + geometry is geometric score fusion (eq. cdsb)."""
 
@@ -154,7 +194,11 @@ def build_scorer(config: SearchConfig, codebooks: list[Tensor], decoder: CodeDec
         return GeometryScorer(codebooks, first=first)
     if decoder is None:
         raise SiglumError(f"the scorer {kind} needs a trained decoder; train one, or search with scorer geometry.")
-    spoken = DecoderScorer(decoder, config.normalisation)
-    if kind == "decoder" or config.omega == 0:
-        return spoken
-    return SumScorer([spoken, GeometryScorer(codebooks, config.omega, config.zscore, first)])
+    parts: list[Scorer] = [DecoderScorer(decoder, config.normalisation)]
+    if config.prior > 0:
+        if not decoder.config.null_queries:
+            raise SiglumError("search.prior needs a decoder trained with decoder.null_queries above 0.")
+        parts.append(PriorScorer(decoder, config.prior))
+    if kind == "fused" and config.omega > 0:
+        parts.append(GeometryScorer(codebooks, config.omega, config.zscore, first))
+    return parts[0] if len(parts) == 1 else SumScorer(parts)

@@ -39,14 +39,15 @@ def straight_through(partial_NTD: Tensor, vector_ND: Tensor) -> Tensor:
     return partial_NTD + (vector_ND - vector_ND.detach())[:, None]
 
 
-def candidates(teacher_QN: Tensor, positive_Q: Tensor, repeat_N: Tensor, top_k: int, keep_positive: bool) -> Tensor:
+def candidates(teacher_QN: Tensor, positive_Q: Tensor, out_QN: Tensor, top_k: int, keep_positive: bool) -> Tensor:
     """Return the top-k in-batch candidates of every query (Q, K), best teacher score first.
 
-    `repeat_N` marks targets that already stand earlier in the batch; they are left out (they come last, if k
-    exceeds the distinct targets). With `keep_positive` the query's own target is always among the candidates.
+    `out_QN` (or one row for all, (1, N)) marks targets that are left out: those that already stand earlier in the
+    batch, and those of a modality that is not asked for (they come last, if k exceeds the rest). With
+    `keep_positive` the query's own target is always among the candidates.
     """
     own = torch.zeros_like(teacher_QN, dtype=torch.bool).scatter(1, positive_Q[:, None], keep_positive)
-    score = teacher_QN.masked_fill(repeat_N[None, :] & ~own, -torch.inf)
+    score = teacher_QN.masked_fill(out_QN & ~own, -torch.inf)
     pick = score.masked_fill(own, torch.inf).topk(min(top_k, score.shape[1]), dim=1).indices
     order = score.gather(1, pick).argsort(dim=1, descending=True, stable=True)
     return pick.gather(1, order)
@@ -95,19 +96,22 @@ def prefix_ranking_loss(
     repeat_N: Tensor,
     config: TokenizerConfig,
     first: int,
+    other_QN: Tensor | None = None,
 ) -> Tensor:
     """L_rank (eq. rpq): prefix ranking distillation, mean over queries and residual levels of KL(pi* || pi-bar).
 
     The teacher scores a prefix by the best of its candidates, s*(p) = max <q, x_j>; the student by the partial
     reconstruction its candidates share, <q, x̂_l>. Both are softmaxes at temperature tau over the distinct
-    prefixes among the top-k in-batch candidates (`rank_form` items: over the candidates themselves).
+    prefixes among the top-k in-batch candidates (`rank_form` items: over the candidates themselves). `other_QN`
+    marks targets that are no candidates of a query.
     """
     one_of("tokenizer.rank_form", config.rank_form, ("prefixes", "items"))
     with torch.no_grad():
         teacher = query_QD @ target_ND.T
-        pick = candidates(teacher, positive_Q, repeat_N, config.top_k, config.rank_keep_positive)
+        out_QN = repeat_N[None, :] if other_QN is None else repeat_N[None, :] | other_QN
+        pick = candidates(teacher, positive_Q, out_QN, config.top_k, config.rank_keep_positive)
         teacher = teacher.gather(1, pick)
-        real = ~repeat_N[pick]
+        real = ~out_QN.expand(len(pick), -1).gather(1, pick)
         if config.rank_keep_positive:
             real |= pick == positive_Q[:, None]
     query = query_QD if config.rank_student_gradient else query_QD.detach()

@@ -79,8 +79,28 @@ class ResidualQuantizer(nn.Module):
         parts = []
         for start in range(0, len(vector_ND), batch_size):
             rows = slice(start, start + batch_size)
-            parts.append(self.assign(vector_ND[rows], None if modality_N is None else modality_N[rows])[0])
+            kinds = None if modality_N is None else modality_N[rows]
+            beam = self.config.assign_beam
+            parts.append(self.assign(vector_ND[rows], kinds)[0] if beam == 1 else self._search(vector_ND[rows], kinds))
         return torch.cat(parts) if parts else torch.zeros(0, len(self.sizes), dtype=torch.long)
+
+    def _search(self, vector_ND: Tensor, modality_N: Tensor | None) -> Tensor:
+        """Return the codes (N, T) of the nearest of `assign_beam` reconstructions kept level by level."""
+        residual_NBD, codes_NBT = vector_ND.float()[:, None], torch.zeros(len(vector_ND), 1, 0, dtype=torch.long)
+        codes_NBT = codes_NBT.to(vector_ND.device)
+        for level, book in enumerate(self.codebooks):
+            if level < self.first:
+                chosen = self._choose(residual_NBD[:, 0], level, modality_N)[:, None]
+                parent = torch.zeros_like(chosen)
+            else:
+                far = residual_NBD.square().sum(-1, keepdim=True) + book.square().sum(-1) - 2 * residual_NBD @ book.T
+                width = min(self.config.assign_beam, far[0].numel())
+                best = far.flatten(1).topk(width, dim=1, largest=False).indices
+                parent, chosen = best // len(book), best % len(book)
+            residual_NBD = residual_NBD.gather(1, parent[..., None].expand(-1, -1, self.dim)) - book[chosen]
+            codes_NBT = codes_NBT.gather(1, parent[..., None].expand(-1, -1, level))
+            codes_NBT = torch.cat([codes_NBT, chosen[..., None]], -1)
+        return codes_NBT[:, 0]
 
     def codewords(self, codes_NT: Tensor) -> Tensor:
         """Return the chosen codewords (N, T, D), with gradient to the codebooks."""

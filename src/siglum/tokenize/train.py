@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from siglum import dist
-from siglum.config import TokenizerConfig, config_fingerprint
+from siglum.config import FusionConfig, TokenizerConfig, config_fingerprint
 from siglum.files import fingerprint
 from siglum.fuse.contrastive import DeviceFeatures, contrastive_loss, embed
 from siglum.fuse.modules import Fusion
@@ -52,17 +52,20 @@ def tokenizer_losses(
     target_PD: Tensor,
     target_id_P: Tensor,
     modality_P: Tensor,
-    temperature: float,
+    fusion: FusionConfig,
 ) -> tuple[dict[str, Tensor], list[Tensor], Tensor]:
     """Return the losses of one batch (eq. cb_full), the residuals and the codes of queries then targets."""
     config = quantizer.config
+    kind = modality_P if fusion.negatives == "modality" else None
     both, kinds = torch.cat([query_PD, target_PD]), torch.cat([modality_P, modality_P])
     codes, residuals = quantizer.assign(both, kinds)
     chosen = quantizer.codewords(codes)
     number = len(query_PD)
     losses = {"rq": residual_loss(residuals, chosen, quantizer.first)}
     if query_PD.requires_grad:  # with fixed vectors L_cl is a constant
-        losses["cl"] = contrastive_loss(query_PD, target_PD, target_id_P, temperature)
+        losses["cl"] = contrastive_loss(
+            query_PD, target_PD, target_id_P, fusion.temperature, kind_P=kind, smoothing=fusion.smoothing
+        )
     if config.update == "grad":
         losses["codebook"] = codebook_loss(residuals, chosen)
     full = straight_through(chosen.sum(1, keepdim=True), both)[:, 0]
@@ -75,8 +78,9 @@ def tokenizer_losses(
         place = _first_places(all_id)
         repeat = place != torch.arange(len(place), device=place.device)
         positive = place[dist.rank() * number :][:number]
+        other = None if kind is None else kind[:, None] != dist.gather(kind)[None, :]
         losses["rank"] = prefix_ranking_loss(
-            query_PD, all_x, partial, all_codes, positive, repeat, config, quantizer.first
+            query_PD, all_x, partial, all_codes, positive, repeat, config, quantizer.first, other
         )
     return losses, residuals, codes
 
@@ -225,7 +229,7 @@ class _Run:
         query, target = self._vectors(self.pair_q[rows], self.pair_x[rows])
         target_id = self.pair_x[rows].to(self.device)
         losses, residuals, codes = tokenizer_losses(
-            self.quantizer, query, target, target_id, self.modality[target_id], self.fusion.config.temperature
+            self.quantizer, query, target, target_id, self.modality[target_id], self.fusion.config
         )
         ramp = min(1.0, (step + 1) / max(1.0, config.warmup * total_steps))
         if self.optimiser is not None:

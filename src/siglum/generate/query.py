@@ -1,0 +1,169 @@
+"""The query head: towers that read a query's frozen features and aim at the codes as they are.
+
+The fused space is trained before any code exists. Once codes are fixed, the query side may still learn what they
+kept: each tower is trained with L_cl against the items' reconstructions x̂, apart from the others, and a query
+becomes the normalised sum of its fused vector and all towers' answers. Items and their codes stay untouched.
+Shapes: P pairs in a batch, Q queries, D fused size.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from siglum.config import FusionConfig, QueryConfig, config_fingerprint
+from siglum.fuse.contrastive import DeviceFeatures, contrastive_loss, dense_mrr, embed, init_module
+from siglum.fuse.modules import Fusion, build_fusion
+from siglum.log import Log, progress
+from siglum.loop import Metrics, adam, batches, cosine_lr, num_batches, seed_of, set_lr, train
+from siglum.tokenize.train import Tokenizer
+from siglum.types import Features, Modality, Task, Vectors
+
+BLENDS = (0.0, 0.25, 0.5, 1.0)
+"""Weights of the towers tried on validation."""
+
+
+class QueryHead(nn.Module):
+    """Towers of the query side; `adapt` blends their answers with the fused vector."""
+
+    def __init__(self, config: QueryConfig, dim: int, image_dim: int, text_dim: int) -> None:
+        """Build for features of these sizes."""
+        super().__init__()
+        self.config, self.dim, self.image_dim, self.text_dim = config, dim, image_dim, text_dim
+        shape = FusionConfig(
+            kind="towers", dim=dim, hidden=config.hidden, dropout=config.dropout, input_dropout=config.input_dropout
+        )
+        self.towers = nn.ModuleList(build_fusion(shape, image_dim, text_dim) for _ in range(config.members))
+        self.register_buffer("blend_M", torch.ones(len(Modality)))
+        self.blend_M: Tensor
+        """How much the towers count beside the fused vector, by the query's modality."""
+
+    def adapt(self, query_QD: Tensor, features: Features, device: str) -> Tensor:
+        """Return the unit vectors (Q, D) that decoder and geometry search with."""
+        kinds = torch.as_tensor(features.modality.astype(np.int64)).to(device)
+        return F.normalize(query_QD + self.blend_M[kinds, None] * self.answers(features, device), dim=-1)
+
+    def answers(self, features: Features, device: str) -> Tensor:
+        """Return the sum of what the towers answer (Q, D)."""
+        rows = DeviceFeatures(features, device)
+        found = [embed(tower, rows, device) for tower in self.towers if isinstance(tower, Fusion)]
+        return torch.stack(found).sum(0)
+
+
+def query_vectors(tokenizer: Tokenizer, head: QueryHead | None, queries: Features, device: str) -> Tensor:
+    """Return what a query is searched with: its fused vector, or what the head makes of it (Q, D)."""
+    fused = embed(tokenizer.fusion, queries, device)
+    return fused if head is None else head.adapt(fused, queries, device)
+
+
+def fit_query_head(
+    vectors: Vectors,
+    tokenizer: Tokenizer,
+    config: QueryConfig,
+    *,
+    seed: int = 0,
+    device: str = "cpu",
+    folder: Path | None = None,
+    resume: bool = False,
+    log: Log | None = None,
+) -> QueryHead | None:
+    """Train the towers one after the other; None where the config asks for none."""
+    if config.members == 0:
+        return None
+    head = QueryHead(config, tokenizer.quantizer.dim, vectors.items.image.shape[1], vectors.items.text.shape[1])
+    run = _Run(vectors, tokenizer, config, device)
+    for number, tower in enumerate(head.to(device).towers):
+        init_module(tower, seed_of(seed, "query", number))
+        run.begin(tower, seed_of(seed, "query", number))
+        train(
+            f"query{number + 1}",
+            config.epochs,
+            run.epoch,
+            modules={"tower": tower},
+            optimiser=run.optimiser,
+            seed=run.seed,
+            folder=None if folder is None else folder / f"query{number + 1}",
+            resume=resume,
+            identity=f"{config_fingerprint(config)}-{tokenizer.fingerprint()}-{run.seed}",
+            log=log,
+        )
+    _choose_blend(head.eval(), vectors, tokenizer, run.hat[:, :-1], device)
+    return head
+
+
+def _choose_blend(head: QueryHead, vectors: Vectors, tokenizer: Tokenizer, hat_ND: Tensor, device: str) -> None:
+    """Set the weight of the towers for each modality of queries, by a scan of reconstructions on validation."""
+    fused, answers = embed(tokenizer.fusion, vectors.queries, device), head.answers(vectors.queries, device)
+    kinds = vectors.queries.modality
+    for kind in Modality:
+        asked = [_only(task, kinds, int(kind)) for task in vectors.of_split("val")]
+        tasks = [task for task in asked if len(task.query_rows)]
+        if not tasks:
+            continue
+        values = []
+        for blend in BLENDS:
+            mixed = F.normalize(fused + blend * answers, dim=-1)
+            query = torch.cat([mixed, torch.ones_like(mixed[:, :1])], -1)
+            values.append(dense_mrr(query, torch.cat([hat_ND, -hat_ND.square().sum(-1, keepdim=True) / 2], -1), tasks))
+        head.blend_M[int(kind)] = BLENDS[values.index(max(values))]
+
+
+def _only(task: Task, kinds: np.ndarray, kind: int) -> Task:
+    """Return the task with its queries of one modality."""
+    keep = np.flatnonzero(kinds[task.query_rows] == kind)
+    return Task(task.name, task.split, task.query_rows[keep], task.pool_rows, [task.positives[i] for i in keep])
+
+
+class _Run:
+    """The state of one tower's training; `epoch` is what the loop calls."""
+
+    def __init__(self, vectors: Vectors, tokenizer: Tokenizer, config: QueryConfig, device: str) -> None:
+        self.config, self.device = config, device
+        item = embed(tokenizer.fusion, vectors.items, device)
+        self.modality = torch.as_tensor(vectors.items.modality.astype(np.int64)).to(device)
+        with torch.no_grad():
+            hat = tokenizer.quantizer.decode(tokenizer.quantizer.encode(item, self.modality))
+            # <(u, 1), (x̂, -|x̂|^2 / 2)> ranks as the distance to x̂ does, which is what geometry ranks by.
+            self.hat = torch.cat([hat, -hat.square().sum(-1, keepdim=True) / 2], -1)
+        self.queries = DeviceFeatures(vectors.queries, device)
+        self.pair_q = torch.as_tensor(vectors.pair_query).long()
+        self.pair_x = torch.as_tensor(vectors.pair_item).long()
+        self.steps = num_batches(len(self.pair_q), config.batch_size)
+        self.apart = tokenizer.fusion.config.negatives == "modality"
+
+    def begin(self, tower: nn.Module, seed: int) -> None:
+        """Turn to another tower."""
+        self.tower, self.seed = tower, seed
+        self.optimiser = adam([(tower, 1.0, self.config.weight_decay)])
+
+    def epoch(self, epoch: int) -> Metrics:
+        """Run one pass over the pairs and return the mean loss."""
+        self.tower.train()
+        generator = torch.Generator().manual_seed(seed_of(self.seed, "query", epoch))
+        total = torch.zeros((), device=self.device)
+        work = batches(len(self.pair_q), self.config.batch_size, generator)
+        for step, rows in enumerate(progress(work, f"query: epoch {epoch + 1}/{self.config.epochs}", total=self.steps)):
+            now, end = epoch * self.steps + step, self.config.epochs * self.steps
+            set_lr(self.optimiser, cosine_lr(self.config.lr, 0.05, 0.05, now, end))
+            total += self._step(rows)
+        return {"loss_cl": float(total) / self.steps}
+
+    def _step(self, rows: Tensor) -> Tensor:
+        own = self.pair_x[rows].to(self.device)
+        answer = self.tower(*self.queries[self.pair_q[rows]])
+        loss = contrastive_loss(
+            torch.cat([answer, torch.ones_like(answer[:, :1])], -1),
+            self.hat[own],
+            own,
+            self.config.temperature,
+            kind_P=self.modality[own] if self.apart else None,
+            smoothing=self.config.smoothing,
+        )
+        self.optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        self.optimiser.step()
+        return loss.detach()
