@@ -7,15 +7,24 @@ same budget for both; the trials stand in docs/lab-notes.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from siglum.config import DecoderConfig, FusionConfig, RunConfig, SearchConfig, TokenizerConfig, WorldConfig
+from siglum.config import (
+    DecoderConfig,
+    FusionConfig,
+    QueryConfig,
+    RunConfig,
+    SearchConfig,
+    TokenizerConfig,
+    WorldConfig,
+)
 from siglum.tokenize.schedule import ascending, scaled_sizes, uniform
 from siglum.types import one_of
 
-SCALES = ("tiny", "demo", "small", "paper")
+SCALES = ("tiny", "demo", "small", "captions_small", "captions", "paper")
 LEAST_STEPS = 300
 DECODERS = {
     "pro": DecoderConfig(),
@@ -24,8 +33,8 @@ DECODERS = {
     ),
 }
 """Decoder presets at paper size: one soft token, 6 + 6 layers (paper); 30 soft tokens, 0 + 6 layers (GENIUS)."""
-Trained = TypeVar("Trained", FusionConfig, TokenizerConfig, DecoderConfig)
-UNIFORM = {"tiny": 32, "demo": 128, "small": 256, "paper": 4096}
+Trained = TypeVar("Trained", FusionConfig, TokenizerConfig, QueryConfig, DecoderConfig)
+UNIFORM = {"tiny": 32, "demo": 128, "small": 256, "captions_small": 256, "captions": 256, "paper": 4096}
 """Uniform vocabulary of `genius`: the paper's 4096 at paper scale; elsewhere the better on validation of equal bits
 per item and the schedule's largest size."""
 
@@ -122,6 +131,63 @@ def _small() -> RunConfig:
     )
 
 
+def _captions() -> RunConfig:
+    return RunConfig(
+        scale="captions",
+        fusion=FusionConfig(
+            kind="towers",
+            dim=128,
+            hidden=2048,
+            dropout=0.6,
+            input_dropout=0.4,
+            epochs=12,
+            batch_size=1024,
+            lr=2e-3,
+            weight_decay=0.2,
+            temperature=0.05,
+            smoothing=0.1,
+            negatives="modality",
+            warmup=0.05,
+        ),
+        tokenizer=TokenizerConfig(
+            vocab=ascending(16, (128, 256, 512)),
+            statistics="targets",
+            train_fusion=False,
+            kmeans_per_code=1000,
+            epochs=3,
+            batch_size=2048,
+            lr=3e-4,
+        ),
+        decoder=DecoderConfig(
+            d_model=256,
+            d_ff=1024,
+            d_kv=64,
+            heads=4,
+            encoder_layers=0,
+            decoder_layers=3,
+            epochs=10,
+            batch_size=1024,
+            lr=1e-3,
+            lr_end=0.02,
+            warmup=0.05,
+            weight_decay=0.05,
+            dropout=0.2,
+        ),
+        search=SearchConfig(beam=50, omega=80.0, batch_size=128),
+    )
+
+
+def _captions_small() -> RunConfig:
+    base = _captions()
+    return replace(
+        base,
+        scale="captions_small",
+        fusion=replace(base.fusion, hidden=512, dropout=0.5, input_dropout=0.3, epochs=8),
+        tokenizer=replace(base.tokenizer, epochs=1, kmeans_per_code=200, kmeans_iters=6),
+        decoder=replace(base.decoder, d_model=128, d_ff=512, d_kv=32, decoder_layers=1, epochs=5, batch_size=512),
+    )
+
+
 def _paper() -> RunConfig:
     return RunConfig(scale="paper")
 
@@ -156,7 +222,14 @@ def _long_enough(config: Trained, num_pairs: int) -> Trained:
 
 def pro(scale: str) -> RunConfig:
     """The paper: prefix distillation, vocabulary scheduling and score fusion, one-hot targets."""
-    base: dict[str, Callable[[], RunConfig]] = {"tiny": _tiny, "demo": _demo, "small": _small, "paper": _paper}
+    base: dict[str, Callable[[], RunConfig]] = {
+        "tiny": _tiny,
+        "demo": _demo,
+        "small": _small,
+        "captions_small": _captions_small,
+        "captions": _captions,
+        "paper": _paper,
+    }
     return replace(base[one_of("scale", scale, SCALES)](), recipe="pro")
 
 
@@ -180,6 +253,71 @@ def without_sf(config: RunConfig) -> RunConfig:
 def genius(scale: str) -> RunConfig:
     """GENIUS as the paper runs it: the same pipeline without any of the three parts."""
     return without_pd(without_vs(without_sf(pro(scale))))
+
+
+def _genius_of(factor: float) -> Callable[[str], RunConfig]:
+    """GENIUS with another uniform vocabulary, so that its gap is not made by a bad choice of one."""
+
+    def build(scale: str) -> RunConfig:
+        config = genius(scale)
+        vocab = uniform(config.tokenizer.levels, max(2, int(factor * UNIFORM[scale])))
+        return replace(config, tokenizer=replace(config.tokenizer, vocab=vocab))
+
+    return build
+
+
+def best(scale: str) -> RunConfig:
+    """Beyond the paper: many small levels, a query head, and a decoder freed from what it believes without a query.
+
+    A smaller fused space in more and smaller levels keeps more of an unseen item in the same bytes; items are
+    coded by a beam; the decoder also learns P(codes) and search divides by it (docs/lab-notes.md tells each step).
+    """
+    config = pro(scale)
+    first, later = max(2, min(32, config.tokenizer.vocab[0])), max(2, min(64, config.tokenizer.vocab[-1]))
+    bits = sum(math.log2(size) for size in _BUDGET.get(scale, config.tokenizer.vocab))
+    deep = max(0, int((bits - 4 * math.log2(first)) / math.log2(later)))
+    tokenizer = replace(
+        config.tokenizer,
+        vocab=(first,) * 4 + (later,) * deep,
+        update="ema",
+        rank_weight=0.0,
+        epochs=0,
+        assign_beam=8,
+    )
+    small = scale in ("tiny", "demo", "captions_small")
+    return replace(
+        config,
+        fusion=replace(config.fusion, dim=min(64, config.fusion.dim)),
+        tokenizer=tokenizer,
+        query=QueryConfig(members=1 if small else 3, hidden=min(1024, config.fusion.hidden)),
+        decoder=replace(config.decoder, null_queries=0.15) if small else _best_decoder(config.decoder),
+        search=replace(config.search, prior=1.0),
+    )
+
+
+def _best_decoder(config: DecoderConfig) -> DecoderConfig:
+    deeper = replace(config, decoder_layers=max(4, config.decoder_layers), dropout=0.25, null_queries=0.15)
+    return replace(deeper, d_model=384, d_ff=1536, heads=6, epochs=12) if config.d_model < 384 else deeper
+
+
+_BUDGET = dict.fromkeys(("captions", "captions_small"), ascending(16, (512, 1024, 2048)))
+"""Schedules whose bits `best` may spend where the scale's own schedule is smaller: the paper's 20 bytes."""
+
+
+def fit_to_data(config: RunConfig, num_items: int, num_pairs: int) -> RunConfig:
+    """Return the config for this much training data: no level larger than a quarter of the items, in powers of two,
+    and batches small enough and epochs many enough for every training to have `LEAST_STEPS` steps.
+    """
+    most = 2 ** max(1, int(math.log2(max(8, num_items) / 4)))
+    vocab = tuple(min(size, most) for size in config.tokenizer.vocab)
+    tokenizer = replace(config.tokenizer, vocab=vocab)
+    return replace(
+        config,
+        fusion=_long_enough(config.fusion, num_pairs),
+        tokenizer=_long_enough(tokenizer, num_pairs) if tokenizer.epochs else tokenizer,
+        query=_long_enough(config.query, num_pairs),
+        decoder=_long_enough(config.decoder, num_pairs),
+    )
 
 
 def genius_original(scale: str) -> RunConfig:
@@ -218,6 +356,14 @@ def pro_released(scale: str) -> RunConfig:
     )
 
 
+def mbeir(scale: str) -> RunConfig:
+    """One universal model for M-BEIR, on frozen CLIP-SF features of its up-sampled union of training sets.
+
+    All numbers the paper gives are those of this model, so at paper scale it is `pro` and differs in nothing.
+    """
+    return pro(scale)
+
+
 def _ablation(pd: bool, vs: bool, sf: bool) -> Callable[[str], RunConfig]:
     def build(scale: str) -> RunConfig:
         config = pro(scale)
@@ -239,6 +385,10 @@ RECIPES: dict[str, Callable[[str], RunConfig]] = {
     "vs_sf": _ablation(False, True, True),
     "pro_released": pro_released,
     "genius_original": genius_original,
+    "genius_half": _genius_of(0.5),
+    "genius_double": _genius_of(2.0),
+    "best": best,
+    "mbeir": mbeir,
 }
 
 

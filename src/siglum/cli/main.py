@@ -8,6 +8,7 @@ import sys
 
 VERBS = {
     "demo": "see the whole pipeline at work on the carried world",
+    "build": "a folder of pictures -> a search engine, in one go",
     "encode": "1  items and queries -> frozen features",
     "tokenize": "2  features -> fused vectors -> codes",
     "train": "3  train the decoder that generates codes",
@@ -15,7 +16,17 @@ VERBS = {
     "search": "5  ask a question",
     "eval": "6  measure a run on its tasks",
     "info": "what a run folder holds, with curves",
+    "bench": "train and measure systems on a data set: bench captions, bench mbeir",
 }
+BENCHES = ("captions", "mbeir")
+BENCH_HELP = """siglum bench NAME ...      (siglum bench NAME --help tells more)
+
+  captions  text to image and image to text over frozen features of captioned images
+  mbeir     the nine tasks of the paper on M-BEIR
+
+Example:
+  siglum bench captions --data flickr8k --seeds 3 --out captions.json
+"""
 HELP = """siglum: multimodal generative retrieval
 
 usage: siglum VERB ...      (siglum VERB --help tells more, with an example)
@@ -42,12 +53,22 @@ def main(argv: list[str] | None = None) -> int:
     if args[0] not in VERBS:
         sys.stderr.write(f"siglum: there is no verb {args[0]!r}; the verbs are {', '.join(VERBS)}.\n")
         return 2
+    module, name, rest = args[0], args[0], args[1:]
+    if args[0] == "bench":
+        if rest and rest[0] in ("-h", "--help"):
+            sys.stdout.write(BENCH_HELP)
+            return 0
+        if not rest or rest[0] not in BENCHES:
+            asked = rest[0] if rest else "nothing"
+            sys.stderr.write(f"siglum bench: the benches are {' and '.join(BENCHES)}, not {asked}.\n")
+            return 2
+        module, name, rest = f"bench_{rest[0]}", f"bench {rest[0]}", rest[1:]
     # Threads that wait must not spin: on a shared machine spinning costs more than it gains.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    verb = importlib.import_module(f"siglum.cli.{args[0]}")
+    verb = importlib.import_module(f"siglum.cli.{module}")
     from siglum.cli.common import call
 
-    return call(verb.Command, verb.run, args[0], args[1:])
+    return call(verb.Command, verb.run, name, rest)
 
 
 if __name__ == "__main__":

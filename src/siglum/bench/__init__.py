@@ -1,0 +1,1 @@
+"""Benchmarks that train and measure many systems, resumable by system and seed."""
