@@ -163,7 +163,7 @@ CASES = {
     "validation of all": (changed(validation=1.0), "between 0 and 1, not 1.0"),
     "validation below zero": (changed(validation=-0.1), "between 0 and 1, not -0.1"),
     "nothing left to train on": (changed(validation=0.9999999), "no training pairs"),
-    "unknown recipe": (changed(config=None, recipe="best"), "recipe is 'best'"),
+    "unknown recipe": (changed(config=None, recipe="finest"), "recipe is 'finest'"),
 }
 
 

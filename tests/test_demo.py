@@ -1,21 +1,40 @@
-"""The demo at scale tiny: its files, its report, and that the same seed gives the same bytes."""
+"""The demo, shortened: its files, its report, and that the same seed gives the same bytes."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 from siglum.cli.main import main
+from siglum.config import RunConfig
+from siglum.data.source import find_items, read_source
 from siglum.data.world import TASKS
 from siglum.demo import gap_closed, run_demo
 from siglum.measure.evaluate import Evaluation
+from siglum.recipes import recipe
 from siglum.search.retriever import Retriever
 from siglum.types import SiglumError
 
 SYSTEMS = ("dense", "scan", "geometry", "genius", "pro")
+
+
+def short_recipe(name: str, scale: str, seed: int) -> RunConfig:
+    config = recipe(name, scale, seed)
+    parts = {part: replace(getattr(config, part), epochs=2) for part in ("fusion", "tokenizer", "decoder")}
+    return replace(config, world=replace(config.world, items=480), **parts)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short() -> Iterator[None]:
+    """Let the demo train little on little: what is tested is its course, not its figures."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("siglum.demo.recipe", short_recipe)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +69,14 @@ def test_pro_and_genius_have_the_same_layout(demo: Path) -> None:
             assert (run / stage / "stage.json").exists()
         assert list((run / "5-runs").glob("*.trec"))
     assert len(Retriever.load(demo).search(text="a red circle", k=3)) == 3
+
+
+def test_hits_can_be_shown_as_the_scenes_they_are(demo: Path) -> None:
+    for run in (demo, demo / "baselines" / "genius"):
+        ids = list(Retriever.load(run).index.ids)
+        found = find_items(read_source(run), ids)
+        assert list(found) == ids
+        assert 3 * sum(item.image is not None for item in found.values()) == 2 * len(ids)
 
 
 def test_page_stands_alone(demo: Path) -> None:

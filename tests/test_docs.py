@@ -143,9 +143,10 @@ def test_commands_have_the_verbs_and_options_shown(page: Path) -> None:
     for line in shown:
         if not line.startswith("siglum "):
             continue
-        verb = line.split()[1]
+        verb, what = line.split()[1:3]
         assert verb in VERBS, line
-        options = {f.name for f in fields(import_module(f"siglum.cli.{verb}").Command)} | {"help"}
+        module = f"{verb}_{what}" if verb == "bench" else verb
+        options = {f.name for f in fields(import_module(f"siglum.cli.{module}").Command)} | {"help"}
         for option in re.findall(r"(?<=\s)--([a-z-]+)", line):
             assert option.replace("-", "_") in options, line
 

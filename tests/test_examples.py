@@ -13,6 +13,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 SAID = {
     "own_vectors.py": ["1,050 items", "1,025 items", "the same hits", "geometry"],
     "search_pictures.py": ["By words:", "By picture:", "By picture and words:", "of 80 queries", " * 1."],
+    "photos.py": ["120 pictures; 360 captions", "By words:", "sheet has 6 pictures", "its own query", "By picture: s0"],
     "is_my_tokenizer_good_enough.py": ["ascending: ", "uniform with as many bits: ", "survival  chance", "2,000 items"],
 }
 

@@ -28,18 +28,18 @@ def test_python_blocks_run(world_run: Path, tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "runs" / "demo").symlink_to(world_run, target_is_directory=True)
     monkeypatch.chdir(tmp_path)
     random = np.random.default_rng(0)
-    vectors = random.normal(size=(400, 16)).astype(np.float32)
+    vectors = random.normal(size=(60, 16)).astype(np.float32)
     names = {
         "item_vectors": vectors,
         "query_vectors": vectors + 0.1 * random.normal(size=vectors.shape).astype(np.float32),
-        "positives": list(range(400)),
+        "positives": list(range(60)),
     }
     shown = blocks("python")
     assert len(shown) == 2
     for block in shown:
         exec(compile(block, "README.md", "exec"), names)
     retriever = names["retriever"]
-    assert len(retriever.index) == 400  # type: ignore[attr-defined]
+    assert len(retriever.index) == 60  # type: ignore[attr-defined]
 
 
 def test_verbs_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

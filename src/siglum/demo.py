@@ -17,6 +17,7 @@ import torch
 from siglum.config import RunConfig, diff
 from siglum.data.collection import world_collection
 from siglum.data.pictures import load_picture
+from siglum.data.source import write_source
 from siglum.data.world import TASKS, World
 from siglum.encode.builtin import BuiltinEncoder
 from siglum.files import STAGE_FILE, write_json, write_text
@@ -82,6 +83,7 @@ def run_demo(
     for name, folder in folders.items():
         _continue_only(RunFolder(folder), configs[name])
         RunFolder(folder).write_config(configs[name])
+        write_source(folder, "world", items=configs[name].world.items, seed=seed)
     world = World(configs[PRO].world.items, seed)
     pro = RunFolder(out)
     if not _done(pro.vectors):

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from siglum.cli import common
-from siglum.cli.main import VERBS, main
+from siglum.cli.main import BENCHES, VERBS, main
 from siglum.data.world import World
 from siglum.files import read_json
 from siglum.log import Tick
@@ -32,9 +32,9 @@ def in_process(code: str, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, env=environment)
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", [*(verb for verb in VERBS if verb != "bench"), *(f"bench {name}" for name in BENCHES)])
 def test_every_verb_helps_with_an_example(call: Call, verb: str) -> None:
-    text = call(verb, "--help")
+    text = call(*verb.split(), "--help")
     assert "Example" in text
     assert f"siglum {verb} " in text
     assert "--json" in text
@@ -45,6 +45,14 @@ def test_help_names_every_verb(call: Call, args: list[str]) -> None:
     text = call(*args)
     assert all(f"  {verb} " in text for verb in VERBS)
     assert "example:" in text
+
+
+def test_bench_names_every_bench(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
+    text = call("bench", "--help")
+    assert all(f"  {name} " in text for name in BENCHES) and "example:" in text.lower()
+    for args in (["bench"], ["bench", "nothing-known"]):
+        assert main(args) == 2
+        assert " and ".join(BENCHES) in capsys.readouterr().err
 
 
 def test_version(call: Call) -> None:
@@ -58,7 +66,7 @@ def test_version(call: Call) -> None:
 
 
 def test_help_needs_no_torch() -> None:
-    code = "import sys; from siglum.cli.main import VERBS, main; codes = [main(['--help'])]; "
+    code = "import sys; from siglum.cli.main import BENCHES, VERBS, main; codes = [main(['--help'])]; "
     code += "light = set(sys.modules); codes += [main([verb, '--help']) for verb in VERBS]; "
     code += "assert not {'torch', 'numpy', 'tyro'} & light, light; assert not {'torch', 'PIL'} & set(sys.modules); "
     code += "sys.exit(max(codes))"
@@ -196,8 +204,11 @@ def mistakes(run: Path) -> list[tuple[Sequence[object], str]]:
         (["encode", "--out", none, "--world", 240, "--items", none], "--world N or --items FILE"),
         (["encode", "--out", none, "--world", 240, "--encoder", "none"], "siglum.fit"),
         (["encode", "--out", none, "--world", 240, "--encoder", "clip"], "builtin, none"),
-        (["encode", "--out", none, "--world", 240, "--recipe", "best"], "pro, genius"),
-        (["encode", "--out", none, "--world", 240, "--scale", "huge"], "tiny, demo, small, paper"),
+        (["encode", "--out", none, "--world", 240, "--recipe", "finest"], "pro, genius"),
+        (
+            ["encode", "--out", none, "--world", 240, "--scale", "huge"],
+            "tiny, demo, small, captions_small, captions, paper",
+        ),
         (["encode", "--out", none, "--items", run / "none.jsonl"], "cannot be read"),
     ]
 
