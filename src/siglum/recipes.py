@@ -17,14 +17,12 @@ from siglum.config import (
     FusionConfig,
     QueryConfig,
     RunConfig,
-    SearchConfig,
     TokenizerConfig,
-    WorldConfig,
 )
+from siglum.scales import BASES, SCALES
 from siglum.tokenize.schedule import ascending, scaled_sizes, uniform
 from siglum.types import one_of
 
-SCALES = ("tiny", "demo", "small", "captions_small", "captions", "paper")
 LEAST_STEPS = 300
 DECODERS = {
     "pro": DecoderConfig(),
@@ -37,159 +35,6 @@ Trained = TypeVar("Trained", FusionConfig, TokenizerConfig, QueryConfig, Decoder
 UNIFORM = {"tiny": 32, "demo": 128, "small": 256, "captions_small": 256, "captions": 256, "paper": 4096}
 """Uniform vocabulary of `genius`: the paper's 4096 at paper scale; elsewhere the better on validation of equal bits
 per item and the schedule's largest size."""
-
-
-def _tiny() -> RunConfig:
-    return RunConfig(
-        scale="tiny",
-        world=WorldConfig(items=1_200, variants=2),
-        fusion=FusionConfig(
-            dim=64, projection=96, hidden=128, dropout=0.1, epochs=8, batch_size=256, lr=4e-3, temperature=0.08
-        ),
-        tokenizer=TokenizerConfig(
-            vocab=ascending(4, (16, 32, 64)),
-            statistics="targets",
-            train_fusion=False,
-            epochs=2,
-            batch_size=256,
-            lr=3e-4,
-            top_k=64,
-        ),
-        decoder=DecoderConfig(
-            d_model=64,
-            d_ff=128,
-            d_kv=16,
-            heads=4,
-            encoder_layers=0,
-            decoder_layers=1,
-            epochs=4,
-            batch_size=128,
-            lr=3e-3,
-        ),
-        search=SearchConfig(beam=10, omega=50.0, batch_size=128),
-    )
-
-
-def _demo() -> RunConfig:
-    return RunConfig(
-        scale="demo",
-        world=WorldConfig(items=12_000, variants=2),
-        fusion=FusionConfig(
-            dim=128, projection=256, hidden=512, dropout=0.1, epochs=8, batch_size=1024, lr=4e-3, temperature=0.08
-        ),
-        tokenizer=TokenizerConfig(
-            vocab=ascending(16, (64, 128, 256)),
-            statistics="targets",
-            train_fusion=False,
-            epochs=2,
-            batch_size=512,
-            lr=3e-4,
-        ),
-        decoder=DecoderConfig(
-            d_model=128,
-            d_ff=512,
-            d_kv=32,
-            heads=4,
-            encoder_layers=0,
-            decoder_layers=1,
-            epochs=5,
-            batch_size=256,
-            lr=2e-3,
-        ),
-        search=SearchConfig(beam=50, omega=50.0, batch_size=64),
-    )
-
-
-def _small() -> RunConfig:
-    return RunConfig(
-        scale="small",
-        world=WorldConfig(items=60_000, variants=2),
-        fusion=FusionConfig(
-            dim=256, projection=512, hidden=1024, dropout=0.1, epochs=12, batch_size=1024, lr=2e-3, temperature=0.08
-        ),
-        tokenizer=TokenizerConfig(
-            vocab=ascending(16, (128, 256, 512)),
-            statistics="targets",
-            train_fusion=False,
-            epochs=4,
-            batch_size=1024,
-            lr=3e-4,
-        ),
-        decoder=DecoderConfig(
-            d_model=256,
-            d_ff=1024,
-            d_kv=64,
-            heads=4,
-            encoder_layers=2,
-            decoder_layers=4,
-            epochs=10,
-            batch_size=512,
-            lr=1e-3,
-            dropout=0.2,
-        ),
-        search=SearchConfig(beam=50, omega=50.0),
-    )
-
-
-def _captions() -> RunConfig:
-    return RunConfig(
-        scale="captions",
-        fusion=FusionConfig(
-            kind="towers",
-            dim=128,
-            hidden=2048,
-            dropout=0.6,
-            input_dropout=0.4,
-            epochs=12,
-            batch_size=1024,
-            lr=2e-3,
-            weight_decay=0.2,
-            temperature=0.05,
-            smoothing=0.1,
-            negatives="modality",
-            warmup=0.05,
-        ),
-        tokenizer=TokenizerConfig(
-            vocab=ascending(16, (128, 256, 512)),
-            statistics="targets",
-            train_fusion=False,
-            kmeans_per_code=1000,
-            epochs=3,
-            batch_size=2048,
-            lr=3e-4,
-        ),
-        decoder=DecoderConfig(
-            d_model=256,
-            d_ff=1024,
-            d_kv=64,
-            heads=4,
-            encoder_layers=0,
-            decoder_layers=3,
-            epochs=10,
-            batch_size=1024,
-            lr=1e-3,
-            lr_end=0.02,
-            warmup=0.05,
-            weight_decay=0.05,
-            dropout=0.2,
-        ),
-        search=SearchConfig(beam=50, omega=80.0, batch_size=128),
-    )
-
-
-def _captions_small() -> RunConfig:
-    base = _captions()
-    return replace(
-        base,
-        scale="captions_small",
-        fusion=replace(base.fusion, hidden=512, dropout=0.5, input_dropout=0.3, epochs=8),
-        tokenizer=replace(base.tokenizer, epochs=1, kmeans_per_code=200, kmeans_iters=6),
-        decoder=replace(base.decoder, d_model=128, d_ff=512, d_kv=32, decoder_layers=1, epochs=5, batch_size=512),
-    )
-
-
-def _paper() -> RunConfig:
-    return RunConfig(scale="paper")
 
 
 def recipe_for(name: str, num_items: int, num_pairs: int, seed: int = 0) -> RunConfig:
@@ -222,15 +67,7 @@ def _long_enough(config: Trained, num_pairs: int) -> Trained:
 
 def pro(scale: str) -> RunConfig:
     """The paper: prefix distillation, vocabulary scheduling and score fusion, one-hot targets."""
-    base: dict[str, Callable[[], RunConfig]] = {
-        "tiny": _tiny,
-        "demo": _demo,
-        "small": _small,
-        "captions_small": _captions_small,
-        "captions": _captions,
-        "paper": _paper,
-    }
-    return replace(base[one_of("scale", scale, SCALES)](), recipe="pro")
+    return replace(BASES[one_of("scale", scale, SCALES)](), recipe="pro")
 
 
 def without_pd(config: RunConfig) -> RunConfig:

@@ -94,10 +94,13 @@ def best_ranks(query_QD: Tensor, pool_MD: Tensor, positives: list[np.ndarray], c
     ranks = []
     for start in range(0, len(query_QD), chunk):
         scores = query_QD[start : start + chunk] @ pool_MD.T
-        for row, places in zip(scores, positives[start : start + chunk], strict=True):
-            best = row[torch.as_tensor(places, device=row.device)].max()
-            ranks.append((row >= best).sum())
-    return torch.stack(ranks).cpu()
+        some = positives[start : start + chunk]
+        # A query's last positive stands in for those it has fewer than others.
+        width = max(len(places) for places in some)
+        place = np.stack([np.pad(places, (0, width - len(places)), mode="edge") for places in some])
+        best = scores.gather(1, torch.as_tensor(place, device=scores.device)).amax(1, keepdim=True)
+        ranks.append((scores >= best).sum(1))
+    return torch.cat(ranks).cpu()
 
 
 def pool_places(task: Task) -> list[np.ndarray]:

@@ -26,15 +26,14 @@ def seed_centroids(vector_ND: Tensor, num: int, generator: torch.Generator) -> T
     sample = vector_ND[pick]
     chosen = torch.empty(num, dtype=torch.long, device=sample.device)
     gap = torch.full((len(sample),), torch.inf, device=sample.device)
-    draws = torch.rand(num, generator=generator)
+    draws = torch.rand(num, generator=generator).double().to(sample.device)
     for position in range(num):
-        if position == 0 or float(gap.sum()) <= 0:
-            index = torch.as_tensor(position % len(sample), device=sample.device)
-        else:
+        # No value leaves the device in this loop: waiting for one costs more than the arithmetic.
+        index = torch.as_tensor(position % len(sample), device=sample.device)
+        if position:
             running = gap.double().cumsum(0)
-            index = torch.searchsorted(running, draws[position].double().to(running.device) * running[-1]).clamp(
-                max=len(sample) - 1
-            )
+            drawn = torch.searchsorted(running, draws[position] * running[-1]).clamp(max=len(sample) - 1)
+            index = torch.where(running[-1] > 0, drawn, index)
         chosen[position] = index
         gap = torch.minimum(gap, (sample - sample[index]).square().sum(-1))
     return sample[chosen].clone()

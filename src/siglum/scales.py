@@ -1,0 +1,179 @@
+"""The sizes recipes come in: what `pro` is at each scale. Values were chosen on validation; see docs/lab-notes.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from siglum.config import DecoderConfig, FusionConfig, RunConfig, SearchConfig, TokenizerConfig, WorldConfig
+from siglum.tokenize.schedule import ascending
+
+
+def tiny() -> RunConfig:
+    """Seconds: every stage runs, nothing is good."""
+    return RunConfig(
+        scale="tiny",
+        world=WorldConfig(items=1_200, variants=2),
+        fusion=FusionConfig(
+            dim=64, projection=96, hidden=128, dropout=0.1, epochs=8, batch_size=256, lr=4e-3, temperature=0.08
+        ),
+        tokenizer=TokenizerConfig(
+            vocab=ascending(4, (16, 32, 64)),
+            statistics="targets",
+            train_fusion=False,
+            epochs=2,
+            batch_size=256,
+            lr=3e-4,
+            top_k=64,
+        ),
+        decoder=DecoderConfig(
+            d_model=64,
+            d_ff=128,
+            d_kv=16,
+            heads=4,
+            encoder_layers=0,
+            decoder_layers=1,
+            epochs=4,
+            batch_size=128,
+            lr=3e-3,
+        ),
+        search=SearchConfig(beam=10, omega=50.0, batch_size=128),
+    )
+
+
+def demo() -> RunConfig:
+    """Minutes on two cores: the carried world of 12,000 items."""
+    return RunConfig(
+        scale="demo",
+        world=WorldConfig(items=12_000, variants=2),
+        fusion=FusionConfig(
+            dim=128, projection=256, hidden=512, dropout=0.1, epochs=8, batch_size=1024, lr=4e-3, temperature=0.08
+        ),
+        tokenizer=TokenizerConfig(
+            vocab=ascending(16, (64, 128, 256)),
+            statistics="targets",
+            train_fusion=False,
+            epochs=2,
+            batch_size=512,
+            lr=3e-4,
+        ),
+        decoder=DecoderConfig(
+            d_model=128,
+            d_ff=512,
+            d_kv=32,
+            heads=4,
+            encoder_layers=0,
+            decoder_layers=1,
+            epochs=5,
+            batch_size=256,
+            lr=2e-3,
+        ),
+        search=SearchConfig(beam=50, omega=50.0, batch_size=64),
+    )
+
+
+def small() -> RunConfig:
+    """The carried world of 60,000 items."""
+    return RunConfig(
+        scale="small",
+        world=WorldConfig(items=60_000, variants=2),
+        fusion=FusionConfig(
+            dim=256, projection=512, hidden=1024, dropout=0.1, epochs=12, batch_size=1024, lr=2e-3, temperature=0.08
+        ),
+        tokenizer=TokenizerConfig(
+            vocab=ascending(16, (128, 256, 512)),
+            statistics="targets",
+            train_fusion=False,
+            epochs=4,
+            batch_size=1024,
+            lr=3e-4,
+        ),
+        decoder=DecoderConfig(
+            d_model=256,
+            d_ff=1024,
+            d_kv=64,
+            heads=4,
+            encoder_layers=2,
+            decoder_layers=4,
+            epochs=10,
+            batch_size=512,
+            lr=1e-3,
+            dropout=0.2,
+        ),
+        search=SearchConfig(beam=50, omega=50.0),
+    )
+
+
+def captions() -> RunConfig:
+    """Frozen features of captioned images, some thousands of them; minutes on a GPU."""
+    return RunConfig(
+        scale="captions",
+        fusion=FusionConfig(
+            kind="towers",
+            dim=128,
+            hidden=2048,
+            dropout=0.6,
+            input_dropout=0.4,
+            epochs=12,
+            batch_size=1024,
+            lr=2e-3,
+            weight_decay=0.2,
+            temperature=0.05,
+            smoothing=0.1,
+            negatives="modality",
+            warmup=0.05,
+        ),
+        tokenizer=TokenizerConfig(
+            vocab=ascending(16, (128, 256, 512)),
+            statistics="targets",
+            train_fusion=False,
+            kmeans_per_code=1000,
+            epochs=3,
+            batch_size=2048,
+            lr=3e-4,
+        ),
+        decoder=DecoderConfig(
+            d_model=256,
+            d_ff=1024,
+            d_kv=64,
+            heads=4,
+            encoder_layers=0,
+            decoder_layers=3,
+            epochs=10,
+            batch_size=1024,
+            lr=1e-3,
+            lr_end=0.02,
+            warmup=0.05,
+            weight_decay=0.05,
+            dropout=0.2,
+        ),
+        search=SearchConfig(beam=50, omega=80.0, batch_size=128),
+    )
+
+
+def captions_small() -> RunConfig:
+    """The same with smaller models, for two CPU cores."""
+    base = captions()
+    return replace(
+        base,
+        scale="captions_small",
+        fusion=replace(base.fusion, hidden=512, dropout=0.5, input_dropout=0.3, epochs=8),
+        tokenizer=replace(base.tokenizer, epochs=1, kmeans_per_code=200, kmeans_iters=6),
+        decoder=replace(base.decoder, d_model=128, d_ff=512, d_kv=32, decoder_layers=1, epochs=5, batch_size=512),
+    )
+
+
+def paper() -> RunConfig:
+    """What the paper gives."""
+    return RunConfig(scale="paper")
+
+
+BASES: dict[str, Callable[[], RunConfig]] = {
+    "tiny": tiny,
+    "demo": demo,
+    "small": small,
+    "captions_small": captions_small,
+    "captions": captions,
+    "paper": paper,
+}
+SCALES = tuple(BASES)
