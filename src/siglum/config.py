@@ -243,7 +243,7 @@ class RunConfig:
     recipe: str = "pro"
     """Name of the recipe this came from."""
     scale: str = "paper"
-    """tiny, demo, small or paper."""
+    """tiny, demo, small, captions_small, captions or paper."""
     seed: int = 0
     """Seed of initialisation, shuffling, dropout and augmentation."""
     world: WorldConfig = field(default_factory=WorldConfig)

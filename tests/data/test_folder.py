@@ -187,5 +187,5 @@ def test_captions_that_are_not_there(photos: Path, captions: str, words: str) ->
 def test_a_folder_needs_pictures(tmp_path: Path) -> None:
     with pytest.raises(SiglumError, match=r"holds no pictures; looked for \.jpg"):
         read_folder(tmp_path)
-    with pytest.raises(SiglumError, match="is not a folder"):
+    with pytest.raises(SiglumError, match="does not exist"):
         read_folder(tmp_path / "gone")

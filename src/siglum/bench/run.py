@@ -5,11 +5,12 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from time import perf_counter
 
 from siglum.bench.captions import Bench, is_done, run_unit
-from siglum.types import Vectors
+from siglum.types import SiglumError, Vectors
 
 
 def run_units(
@@ -53,9 +54,16 @@ def _each(
     with ProcessPoolExecutor(min(jobs, len(work)), mp_context=multiprocessing.get_context("spawn")) as pool:
         left, asked = limit - (perf_counter() - started) if limit else 0.0, perf_counter()
         futures = {pool.submit(_run_in_time, bench, *which, left, asked): which for which in work}
-        for future in as_completed(futures):
-            if future.result():
-                yield futures[future]
+        try:
+            for future in as_completed(futures):
+                if future.result():
+                    yield futures[future]
+        except BrokenProcessPool as error:
+            raise SiglumError(
+                f"a training was ended from outside, perhaps for memory; try --jobs {jobs // 2}."
+            ) from error
+        finally:
+            pool.shutdown(cancel_futures=True)  # after an error, what has not begun would run for hours unseen
 
 
 def _run_in_time(bench: Bench, unit: str, seed: int, left: float, asked: float) -> bool:

@@ -44,6 +44,8 @@ ORDER = (
 )
 """Systems as the table shows them."""
 MORE = ("genius", "pro", "best")
+"""Systems in bold."""
+TITLES = {"t2i": "Text to image (t2i)", "i2t": "Image to text (i2t)"}
 Ranks = dict[str, dict[str, np.ndarray]]
 """system -> task -> ranks (S, Q)."""
 
@@ -131,10 +133,8 @@ def _compare(ranks: dict[str, np.ndarray]) -> dict[str, Any]:
 def _compare_best(ranks: dict[str, np.ndarray]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if "dense" in ranks:
-        found["best / dense"] = {
-            f"success@{cut}": float(_hits(ranks["best"], cut).mean() / _hits(ranks["dense"], cut).mean())
-            for cut in CUTS
-        }
+        pairs = {cut: (_hits(ranks["best"], cut).mean(), _hits(ranks["dense"], cut).mean()) for cut in CUTS}
+        found["best / dense"] = {f"success@{cut}": float(best / mark) for cut, (best, mark) in pairs.items() if mark}
     value = {name: reciprocal_ranks(rows) for name, rows in ranks.items()}
     for other in ("geometry", "scan", "best_scan", "dense"):
         if other in value:
@@ -154,54 +154,67 @@ def _compare_best(ranks: dict[str, np.ndarray]) -> dict[str, Any]:
 
 
 def markdown(document: dict[str, Any]) -> str:
-    """Return the document as a table a person reads, values in per cent."""
-    tasks = list(document["tasks"])
-    head = ["system", "bytes", *(f"{t} S@{'/'.join(map(str, CUTS))}" for t in tasks), *(f"{t} MRR@10" for t in tasks)]
-    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
-    shown = [(s, text) for s, text in ORDER if any(s in document["tasks"][t] for t in tasks)]
-    for system, text in shown:
-        size = document["bytes_per_item"].get(system)
-        cells = [f"**{text}**" if system in MORE else text, "" if size is None else f"{size:.4g}"]
-        for measures in (tuple(f"success@{cut}" for cut in CUTS), ("mrr@10",)):
-            for task in tasks:
-                row = document["tasks"][task].get(system)
-                cells.append("" if row is None else " / ".join(_cell(row[name]) for name in measures))
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *_sentences(document), ""])
+    """Return the document as one table a task, values in per cent, aligned for the eye as well."""
+    lines = []
+    for task, systems in document["tasks"].items():
+        head = ["system", "bytes", *(f"S@{cut}" for cut in CUTS), "MRR@10"]
+        rows = [head, *_rows(systems, document["bytes_per_item"])]
+        width = [max(len(row[place]) for row in rows) for place in range(len(head))]
+        rule = ["-" * width[0], *("-" * (w - 1) + ":" for w in width[1:])]
+        lines += [f"## {TITLES[task]}", "", *(_line(row, width) for row in (head, rule, *rows[1:]))]
+        lines += ["", *_sentences(document["comparisons"][task]), ""]
+    if document.get("missing"):
+        lines += [f"Not measured: {', '.join(document['missing'])}.", ""]
+    return "\n".join(lines)
+
+
+def _rows(systems: dict[str, Any], sizes: dict[str, float]) -> list[list[str]]:
+    """Return the cells of all systems of a task, in the order of the table."""
+    rows = []
+    for name, text in ORDER:
+        if name in systems:
+            values = [_cell(systems[name][measure]) for measure in (*(f"success@{cut}" for cut in CUTS), "mrr@10")]
+            rows.append([f"**{text}**" if name in MORE else text, f"{sizes[name]:.4g}", *values])
+    return rows
+
+
+def _line(cells: list[str], width: list[int]) -> str:
+    """Return a row of the table, numbers to the right."""
+    first, *numbers = cells
+    padded = [first.ljust(width[0]), *(cell.rjust(w) for cell, w in zip(numbers, width[1:], strict=True))]
+    return f"| {' | '.join(padded)} |"
 
 
 def _cell(value: dict[str, float]) -> str:
-    return f"{100 * value['mean']:.1f} ±{100 * value['std']:.1f}"
+    """Return mean and deviation in per cent; one seed has no deviation."""
+    spread = f" ±{100 * value['std']:.1f}" if value["std"] else ""
+    return f"{100 * value['mean']:.1f}{spread}"
 
 
-def _sentences(document: dict[str, Any]) -> list[str]:
+def _sentences(found: dict[str, Any]) -> list[str]:
+    """Return what a task's comparisons say, one line each."""
     lines = []
-    for task, found in document["comparisons"].items():
-        for name, measures in found.items():
-            if " - " in name and isinstance(measures, dict):
-                parts = [
-                    f"{measure} {100 * v['mean']:+.2f} [{100 * v['low']:+.2f}, {100 * v['high']:+.2f}]"
-                    for measure, v in measures.items()
-                ]
-                lines.append(f"- {task}: {name}, paired 95 % interval: {'; '.join(parts)}")
-        if "best - max(geometry, scan)" in found:
-            lines.append(
-                f"- {task}: best - max(geometry, scan), MRR@10: {100 * found['best - max(geometry, scan)']:+.2f}"
-            )
-        for name in ("gap_closed", "gap_closed_to_best_uniform"):
-            if found.get(name) and found[name]["share"] is not None:
-                lines.append(
-                    f"- {task}: PRO closes {100 * found[name]['share']:.0f} % of the gap from {found[name]['against']} "
-                    "to dense in Success@1"
-                )
-        if "best / dense" in found:
-            ratios = ", ".join(f"{name} {value:.3f}" for name, value in found["best / dense"].items())
-            lines.append(f"- {task}: best / dense: {ratios}")
-        if "right at rank 1" in found:
-            alone = found["right at rank 1"]
-            lines.append(
-                f"- {task}: at rank 1 the decoder is right where geometry is wrong for "
-                f"{100 * alone['decoder alone']:.1f} % of queries, geometry where the decoder is wrong for "
-                f"{100 * alone['geometry alone']:.1f} %"
-            )
-    return lines
+    for name, measures in found.items():
+        if " - " in name and isinstance(measures, dict):
+            parts = [
+                f"{measure} {100 * v['mean']:+.2f} [{100 * v['low']:+.2f}, {100 * v['high']:+.2f}]"
+                for measure, v in measures.items()
+            ]
+            lines.append(f"- {name}, paired 95 % interval: {'; '.join(parts)}")
+    if "best - max(geometry, scan)" in found:
+        lines.append(f"- best - max(geometry, scan), mrr@10: {100 * found['best - max(geometry, scan)']:+.2f}")
+    for name in ("gap_closed", "gap_closed_to_best_uniform"):
+        if found.get(name) and found[name]["share"] is not None:
+            share, against = 100 * found[name]["share"], found[name]["against"]
+            lines.append(f"- PRO closes {share:.0f} % of the gap from {against} to dense in success@1")
+    if found.get("best / dense"):
+        ratios = ", ".join(f"{name} {value:.3f}" for name, value in found["best / dense"].items())
+        lines.append(f"- best / dense: {ratios}")
+    if "right at rank 1" in found:
+        alone = found["right at rank 1"]
+        lines.append(
+            f"- at rank 1 the decoder is right where geometry is wrong for {100 * alone['decoder alone']:.1f} % of "
+            f"queries, geometry where the decoder is wrong for {100 * alone['geometry alone']:.1f} %"
+        )
+    # With one uniform vocabulary, or the middle one best, both gaps are the same.
+    return list(dict.fromkeys(lines))

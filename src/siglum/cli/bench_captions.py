@@ -26,7 +26,7 @@ class Command:
     data: Path
     """The folder of features."""
     out: Path
-    """Where the document goes; the Markdown table and the folder of parts lie beside it."""
+    """Where the document goes, a .json file; the table (.md) and the folder of parts (.parts) lie beside it."""
     seeds: int = 1
     """Number of seeds, from 0 on."""
     scale: str = "captions"
@@ -46,6 +46,7 @@ class Command:
 def run(command: Command) -> dict[str, Any]:
     """Run what is missing, then write the document and the table."""
     from siglum.bench.captions import UNITS, Bench
+    from siglum.bench.quantisers import QUANTISERS, load_faiss
     from siglum.bench.run import run_units
     from siglum.bench.table import markdown, read_parts, summarise_ranks
     from siglum.data.captions import read_captions
@@ -53,9 +54,13 @@ def run(command: Command) -> dict[str, Any]:
     from siglum.files import write_json, write_text
     from siglum.types import one_of
 
-    names = list(UNITS) if command.units == "all" else [name.strip() for name in command.units.split(",")]
+    names = [name.strip() for name in (",".join(UNITS) if command.units == "all" else command.units).split(",")]
     for name in names:
         one_of("unit", name, UNITS)
+    if command.out.suffix != ".json":
+        raise SiglumError(f"--out is {command.out}, but must be a .json file; the table goes beside it as .md.")
+    if set(names) & set(QUANTISERS):
+        load_faiss()  # refused now, not after hours of training
     one_of("scale", command.scale, ("captions", "captions_small"))
     for what, value in (("--seeds", command.seeds), ("--jobs", command.jobs)):
         if value < 1:
@@ -63,7 +68,7 @@ def run(command: Command) -> dict[str, Any]:
     vectors = read_captions(command.data)
     work = command.out.with_suffix(".parts")
     bench = Bench(command.data, work, command.scale, check_device(command.device))
-    done, missing = run_units(bench, names, command.seeds, command.jobs, command.limit, vectors, say)
+    done, missing = run_units(bench, dict.fromkeys(names), command.seeds, command.jobs, command.limit, vectors, say)
     if not done:
         raise SiglumError("nothing was measured: the limit left no time for any training.")
     ranks, told = read_parts(done)

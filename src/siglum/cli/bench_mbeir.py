@@ -48,7 +48,7 @@ class Command:
     run: Path = Path("runs/mbeir")
     """The run folder."""
     scale: str = "paper"
-    """tiny, demo, small or paper."""
+    """tiny, demo, small, captions_small, captions or paper."""
     pool: Literal["local", "union"] = "local"
     """Ask test queries against their task's pool, as the paper does, or against the union of all pools."""
     tasks: tuple[str, ...] = ()

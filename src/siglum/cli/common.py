@@ -49,7 +49,8 @@ def call(command: type[C], run: Callable[[C], dict[str, Any]], verb: str, args: 
 
 def say(text: str = "") -> None:
     """Tell people something on stderr; stdout is for results."""
-    sys.stderr.write(text + "\n")
+    clear = "\r\x1b[2K" if sys.stderr.isatty() else ""  # a progress line may be open
+    sys.stderr.write(f"{clear}{text}\n")
 
 
 class ConsoleProgress:

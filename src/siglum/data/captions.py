@@ -6,17 +6,19 @@ and `text_features.npy` (C, Dt), row by row. A caption belongs to its image's sp
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from siglum.data.collection import SPLITS
+from siglum.data.jsonl import scan_lines
 from siglum.data.vectors import check_features
 from siglum.types import Features, SiglumError, Task, Vectors
 
 FILES = ("images.jsonl", "captions.jsonl", "image_features.npy", "text_features.npy")
+IMAGE_FIELDS: dict[str, type] = {"id": str, "split": str}
+CAPTION_FIELDS: dict[str, type] = {"id": str, "image_row": int}
 
 
 def read_captions(folder: Path) -> Vectors:
@@ -28,7 +30,7 @@ def read_captions(folder: Path) -> Vectors:
     for name in FILES:
         if not (folder / name).exists():
             raise SiglumError(f"{folder} has no {name}; a captioned collection needs {', '.join(FILES)}.")
-    images, captions = _rows(folder / FILES[0], ("id", "split")), _rows(folder / FILES[1], ("id", "image_row"))
+    images, captions = _rows(folder / FILES[0], IMAGE_FIELDS), _rows(folder / FILES[1], CAPTION_FIELDS)
     image_ID, text_CD = (_features(folder / name) for name in FILES[2:])
     for name, rows, array in ((FILES[2], images, image_ID), (FILES[3], captions, text_CD)):
         if len(rows) != len(array):
@@ -49,20 +51,23 @@ def read_captions(folder: Path) -> Vectors:
     return vectors
 
 
-def _rows(path: Path, needed: tuple[str, ...]) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
-    for number, row in enumerate(rows):
-        missing = [name for name in needed if name not in row]
-        if missing or row.get("row", number) != number:
-            fault = f"has no {missing[0]}" if missing else f"says it is row {row['row']}"
-            raise SiglumError(
-                f"line {number + 1} of {path} {fault}; rows are listed in order, with {', '.join(needed)}."
-            )
+def _rows(path: Path, needed: dict[str, type]) -> list[dict[str, Any]]:
+    rows = []
+    for number, (_, where, row) in enumerate(scan_lines(path)):
+        wrong = [name for name, kind in needed.items() if type(row.get(name)) is not kind]
+        if wrong or row.get("row", number) != number:
+            fault = f"{wrong[0]} is {row.get(wrong[0])!r:.60}" if wrong else f"this says it is row {row['row']}"
+            fields = ", ".join(f"{name} ({'text' if kind is str else 'a number'})" for name, kind in needed.items())
+            raise SiglumError(f"{where}: {fault}, but rows are listed in order from 0 on, with {fields}.")
+        rows.append(row)
     return rows
 
 
 def _features(path: Path) -> np.ndarray:
-    array: np.ndarray = np.load(path, allow_pickle=False)
+    try:
+        array: np.ndarray = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise SiglumError(f"{path} is not a whole numpy file of numbers ({error}).") from error
     if array.ndim != 2 or array.dtype.kind != "f":
         raise SiglumError(f"{path} holds {array.dtype} {array.shape}, but must be floats with one row a feature.")
     return array if array.dtype in (np.float16, np.float32) else array.astype(np.float32)
@@ -86,13 +91,14 @@ def _assemble(picture: Features, text: Features, owner_C: np.ndarray, split_I: n
     """Join both directions; item rows: images then captions, query rows: captions then images."""
     num_i, num_c = len(picture), len(text)
     captions_of = np.split(np.argsort(owner_C, kind="stable"), np.cumsum(np.bincount(owner_C, minlength=num_i))[:-1])
+    for split in SPLITS:
+        if not (split_I[owner_C] == split).any():
+            raise SiglumError(f"there are no captions of split {split}; training and both measurements need all three.")
     learn = np.flatnonzero(split_I[owner_C] == "train")
     tasks = []
     for split in SPLITS[1:]:
         images = np.flatnonzero((split_I == split) & np.array([len(found) > 0 for found in captions_of]))
         captions = np.flatnonzero(split_I[owner_C] == split)
-        if not len(captions):
-            raise SiglumError(f"there are no captions of split {split}; training and both measurements need all three.")
         pool = np.flatnonzero(split_I == split)
         tasks.append(Task("t2i", split, captions, pool, [owner_C[[row]] for row in captions]))
         tasks.append(Task("i2t", split, num_c + images, num_i + captions, [num_i + captions_of[row] for row in images]))

@@ -49,7 +49,9 @@ def read_folder(folder: Path, captions: str = "auto", seed: int = 0) -> FolderCo
     seed, lends its captions to validation.
     """
     if not folder.is_dir():
-        raise SiglumError(f"{folder} is not a folder of pictures.")
+        raise SiglumError(
+            f"{folder} {'is not a folder' if folder.exists() else 'does not exist'}; give a folder of pictures."
+        )
     names = list(_find_pictures(folder))
     if not names:
         raise SiglumError(f"{folder} holds no pictures; looked for {', '.join(PICTURES)} in it and below.")

@@ -32,6 +32,8 @@ from siglum.types import Features, Item, Query, SiglumError, Vectors
 
 SHARD = 512
 """Rows of a shard file: what is encoded at once, what is decoded ahead, and what a kill can cost."""
+STEP = 128
+"""Rows between two words on how far the work is."""
 PARTS = ("image", "text", "has_image", "has_text")
 IDENTITY = "identity.json"
 Row = Item | Query
@@ -130,7 +132,8 @@ def encode_collection(
         return Encoded(vectors, own, read_record(folder / STAGE_FILE, "skipped")["skipped"])
     items, queries = _plan(collection, shards)
     _claim(shards, mark, keep=resume)
-    _encode_missing([*items, *queries], encoder, strict, workers)
+    for name, pieces in (("items", items), ("queries", queries)):
+        _encode_missing(pieces, encoder, strict, workers, f"encode {name}")
     vectors = _assemble(collection, _join(items, encoder), _join(queries, encoder))
     skipped = sum(map(len, [*items, *queries])) - len(vectors.items) - len(vectors.queries)
     if strict and skipped:
@@ -214,7 +217,9 @@ def _plan(collection: Collection, shards: Path) -> tuple[list[Piece], list[Piece
     return items, queries
 
 
-def _encode_missing(pieces: Iterable[Piece], encoder: Encoder, strict: bool, workers: int) -> int:
+def _encode_missing(
+    pieces: Iterable[Piece], encoder: Encoder, strict: bool, workers: int, label: str = "encode"
+) -> int:
     """Encode the pieces whose file is not there and return their number of rows."""
     missing = [piece for piece in pieces if not piece.path.exists()]
     total = sum(map(len, missing))
@@ -224,9 +229,14 @@ def _encode_missing(pieces: Iterable[Piece], encoder: Encoder, strict: bool, wor
         (row.image for row in ahead), encoder.picture_size, encoder.framing, workers=workers, ahead=SHARD
     )
     with closing(pictures):
-        for piece in progress(missing, "encode", total=total, unit="row", size=SHARD):
-            shard = _encode(list(islice(rows, len(piece))), pictures, encoder, strict)
-            write_tensors(piece.path, {part: getattr(shard, part) for part in PARTS} | ids_to_arrays(shard.ids))
+        steps = [(piece, start) for piece in missing for start in range(0, len(piece), STEP)]
+        done: list[Features] = []
+        for piece, start in progress(steps, label, total=total, unit="row", size=STEP):
+            done.append(_encode(list(islice(rows, min(STEP, len(piece) - start))), pictures, encoder, strict))
+            if start + STEP >= len(piece):
+                arrays = {part: np.concatenate([getattr(some, part) for some in done]) for part in PARTS}
+                write_tensors(piece.path, arrays | ids_to_arrays([name for some in done for name in some.ids]))
+                done = []
     return total
 
 
