@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import pytest
 import torch
 
 from siglum.config import RunConfig, as_dict, diff, from_dict
 from siglum.generate.decoder import CodeDecoder
-from siglum.recipes import LEAST_STEPS, RECIPES, SCALES, recipe, recipe_for
+from siglum.recipes import LEAST_STEPS, RECIPES, SCALES, UNIFORM, fit_to_data, recipe, recipe_for
+from siglum.scales import BASES
 from siglum.tokenize.schedule import equal_bits
 from siglum.types import SiglumError
 
@@ -30,7 +34,7 @@ def test_ablations_change_only_their_part(scale: str) -> None:
         assert set(diff(full, recipe(name, scale))) == gone | {"recipe"}
 
 
-@pytest.mark.parametrize("scale", ["tiny", "demo", "small"])
+@pytest.mark.parametrize("scale", [scale for scale in SCALES if scale != "paper"])
 def test_genius_has_equal_bits_or_the_largest_size(scale: str) -> None:
     schedule, uniform = recipe("pro", scale).tokenizer.vocab, recipe("genius", scale).tokenizer.vocab
     assert uniform in (equal_bits(schedule), (max(schedule),) * len(schedule))
@@ -53,6 +57,91 @@ def test_sized_recipes_train_long_enough(items: int, pairs: int) -> None:
         assert stage.epochs * max(1, pairs // stage.batch_size) >= min(LEAST_STEPS, 50 * max(1, pairs // 64))
     assert config.tokenizer.vocab[0] <= max(16, items // 32)
     assert len(set(recipe_for("genius", items, pairs).tokenizer.vocab)) == 1
+
+
+def bits(vocab: Sequence[int]) -> float:
+    return sum(math.log2(size) for size in vocab)
+
+
+def test_scales_carry_their_names_and_each_has_a_uniform_vocabulary() -> None:
+    assert {scale: base().scale for scale, base in BASES.items()} == {scale: scale for scale in SCALES}
+    assert set(UNIFORM) == set(SCALES)
+    assert all(recipe("pro", scale) == BASES[scale]() for scale in SCALES)
+
+
+def test_the_captions_scales_differ_in_size_alone() -> None:
+    large, small = recipe("pro", "captions"), recipe("pro", "captions_small")
+    sizes = {"scale", *(f"fusion.{name}" for name in ("hidden", "dropout", "input_dropout", "epochs"))}
+    sizes |= {f"tokenizer.{name}" for name in ("epochs", "kmeans_per_code", "kmeans_iters")}
+    sizes |= {f"decoder.{name}" for name in ("d_model", "d_ff", "d_kv", "decoder_layers", "epochs", "batch_size")}
+    assert set(diff(large, small)) == sizes
+    # Images stand against images and captions against captions, as in the pools of the tasks.
+    assert large.fusion.negatives == small.fusion.negatives == "modality"
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize(("name", "factor"), [("genius_half", 0.5), ("genius_double", 2)])
+def test_other_vocabularies_of_genius_change_nothing_else(name: str, factor: float, scale: str) -> None:
+    plain, other = recipe("genius", scale), recipe(name, scale)
+    assert set(diff(plain, other)) == {"recipe", "tokenizer.vocab"}
+    assert other.tokenizer.vocab == tuple(int(factor * size) for size in plain.tokenizer.vocab)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_best_has_many_small_levels_in_no_more_bytes(scale: str) -> None:
+    config, pro = recipe("best", scale), recipe("pro", scale)
+    vocab = config.tokenizer.vocab
+    assert max(vocab) <= 64 and list(vocab) == sorted(vocab)
+    assert len(vocab) > pro.tokenizer.levels or scale == "tiny"
+    assert bits(vocab) <= bits((pro if not scale.startswith("captions") else recipe("pro")).tokenizer.vocab)
+    assert config.tokenizer.assign_beam > 1
+    assert (config.tokenizer.epochs, config.tokenizer.rank_weight, config.tokenizer.update) == (0, 0.0, "ema")
+    assert config.fusion.epochs > 0, "codes by k-means alone need a space that was trained before"
+    assert config.fusion.dim <= 64
+    assert config.query.members > 0
+    assert config.decoder.null_queries > 0 and config.search.prior > 0
+    assert config.decoder.d_model == config.decoder.d_kv * config.decoder.heads
+    parts = ("recipe", "fusion.dim", "fusion.epochs", "tokenizer.", "query.", "decoder.", "search.prior")
+    assert all(name.startswith(parts) for name in diff(pro, config))
+
+
+@pytest.mark.parametrize("items", [300, 5_000, 100_000])
+def test_best_keeps_its_small_levels_when_it_is_sized_to_a_collection(items: int) -> None:
+    config = recipe_for("best", items, items, seed=2)
+    assert (config.recipe, config.scale, config.seed) == ("best", "auto", 2)
+    assert max(config.tokenizer.vocab) <= 64
+    assert config.tokenizer.epochs == 0
+    for stage in (config.fusion, config.query, config.decoder):
+        assert stage.epochs * max(1, items // stage.batch_size) >= min(LEAST_STEPS, 50 * max(1, items // 64))
+
+
+@pytest.mark.parametrize("name", ["pro", "best", "genius_double"])
+@pytest.mark.parametrize(("items", "pairs"), [(3, 3), (40, 200), (1_000, 5_000), (6_000, 30_000)])
+def test_a_config_fitted_to_data_has_items_for_every_code_and_steps_for_every_stage(
+    name: str, items: int, pairs: int
+) -> None:
+    config = recipe(name, "captions")
+    fitted = fit_to_data(config, items, pairs)
+    most = max(2, items // 4)
+    for before, size in zip(config.tokenizer.vocab, fitted.tokenizer.vocab, strict=True):
+        assert size == before if before <= most else most / 2 < size <= most
+        assert math.log2(size).is_integer()
+    stages = [fitted.fusion, fitted.query, fitted.decoder]
+    if name == "best":
+        assert fitted.tokenizer.epochs == 0, "k-means alone stays k-means alone"
+    else:
+        stages.append(fitted.tokenizer)
+    for stage in stages:
+        assert stage.batch_size <= max(64, pairs / 40)
+        assert stage.epochs * max(1, pairs // stage.batch_size) >= min(LEAST_STEPS, 50 * max(1, pairs // 64))
+    ends = ("vocab", "batch_size", "epochs")
+    assert all(name.endswith(ends) for name in diff(config, fitted))
+    assert from_dict(RunConfig, as_dict(fitted)) == fitted
+
+
+def test_a_config_with_enough_data_stays_as_it_is() -> None:
+    config = recipe("pro", "captions")
+    assert fit_to_data(config, 1_000_000, 5_000_000) == config
 
 
 def test_unknown_names_are_refused_with_the_choices() -> None:

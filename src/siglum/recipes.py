@@ -41,9 +41,11 @@ def recipe_for(name: str, num_items: int, num_pairs: int, seed: int = 0) -> RunC
     """Return a recipe sized to a collection: the demo's models below 20,000 items, the small ones above.
 
     The vocabulary follows `scaled_sizes`, so that every codeword has items to learn from; batches shrink and epochs
-    grow until every training has `LEAST_STEPS` steps.
+    grow until every training has `LEAST_STEPS` steps. `best` keeps its small levels and fits those to the data.
     """
     base = recipe(name, "demo" if num_items < 20_000 else "small", seed)
+    if name == "best":
+        return replace(fit_to_data(base, min(num_items, num_pairs), num_pairs), scale="auto")
     levels, sizes = base.tokenizer.levels, scaled_sizes(min(num_items, num_pairs))
     flat = len(set(base.tokenizer.vocab)) == 1
     vocab = uniform(levels, sizes[1]) if flat else ascending(levels, sizes)
@@ -124,7 +126,10 @@ def best(scale: str) -> RunConfig:
     small = scale in ("tiny", "demo", "captions_small")
     return replace(
         config,
-        fusion=replace(config.fusion, dim=min(64, config.fusion.dim)),
+        # The codebooks are k-means alone, so the fused space must be learnt before them.
+        fusion=replace(
+            config.fusion, dim=min(64, config.fusion.dim), epochs=config.fusion.epochs or config.tokenizer.epochs
+        ),
         tokenizer=tokenizer,
         query=QueryConfig(members=1 if small else 3, hidden=min(1024, config.fusion.hidden)),
         decoder=replace(config.decoder, null_queries=0.15) if small else _best_decoder(config.decoder),

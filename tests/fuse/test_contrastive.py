@@ -220,3 +220,76 @@ def test_a_checkpoint_of_other_settings_or_other_pairs_is_refused(vectors: Vecto
     vectors.pair_item = np.roll(vectors.pair_item, 1)
     with pytest.raises(SiglumError, match="other data"):
         fit_fusion(vectors, replace(CONFIG, epochs=1), folder=tmp_path, resume=True)
+
+
+def slow_by_kind(query: Tensor, target: Tensor, ids: list[int], kinds: list[int], smoothing: float) -> float:
+    """L_cl at temperature 0.2 with label smoothing over those that take part, one pair at a time."""
+    total = 0.0
+    for i in range(len(ids)):
+        others = [j for j in range(len(ids)) if j == i or (ids[j] != ids[i] and kinds[j] == kinds[i])]
+        for anchor, pool in ((query[i], target), (target[i], query)):
+            logits = {j: float(anchor @ pool[j]) / 0.2 for j in others}
+            norm = math.log(sum(math.exp(value) for value in logits.values()))
+            wanted = {j: smoothing / len(others) + (1 - smoothing) * (j == i) for j in others}
+            total += sum(wanted[j] * (norm - logits[j]) for j in others)
+    return total / (2 * len(ids))
+
+
+PAIRS = st.lists(st.integers(0, 5), min_size=1, max_size=9)
+
+
+@given(PAIRS, st.sampled_from([0.0, 0.1, 0.7, 1.0]), st.integers(0, 10_000))
+def test_smoothing_goes_to_the_targets_that_take_part(ids: list[int], smoothing: float, seed: int) -> None:
+    query, target, kinds = unit(len(ids), 5, seed), unit(len(ids), 5, seed + 1), [mark % 3 for mark in ids]
+    mark, kind = torch.tensor(ids), torch.tensor(kinds)
+    found = contrastive_loss(query, target, mark, 0.2, kind_P=kind, smoothing=smoothing)
+    assert float(found) == pytest.approx(slow_by_kind(query, target, ids, kinds, smoothing), rel=1e-9, abs=1e-9)
+    turned = contrastive_loss(target, query, mark, 0.2, kind_P=kind, smoothing=smoothing)
+    assert float(found) == pytest.approx(float(turned), rel=1e-12)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
+def test_where_nothing_is_masked_smoothing_is_that_of_torch(smoothing: float) -> None:
+    query, target, own = unit(7, 5, 0), unit(7, 5, 1), torch.arange(7)
+    scores = query @ target.T / 0.1
+    wanted = [torch.nn.functional.cross_entropy(side, own, label_smoothing=smoothing) for side in (scores, scores.T)]
+    for kind in (None, torch.ones(7)):
+        found = contrastive_loss(query, target, own, 0.1, kind_P=kind, smoothing=smoothing)
+        torch.testing.assert_close(found, (wanted[0] + wanted[1]) / 2)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_targets_of_another_kind_get_no_gradient_from_each_other(smoothing: float) -> None:
+    """The loss and its gradients are those of one batch for each kind."""
+    query, target, own = unit(8, 5, 0).requires_grad_(), unit(8, 5, 1).requires_grad_(), torch.arange(8)
+    kind = own % 2
+    whole = 8 * contrastive_loss(query, target, own, 0.1, kind_P=kind, smoothing=smoothing)
+    for k in range(2):
+        part = kind == k
+        alone = 4 * contrastive_loss(query[part], target[part], own[part], 0.1, smoothing=smoothing)
+        whole = whole - alone
+    assert float(whole.detach()) == pytest.approx(0, abs=1e-9)
+    for grad in torch.autograd.grad(whole, [query, target]):
+        torch.testing.assert_close(grad, torch.zeros_like(grad), atol=1e-9, rtol=0)
+
+
+def test_a_pair_alone_in_its_kind_has_nothing_to_lose_even_with_smoothing() -> None:
+    query = unit(3, 5, 0).requires_grad_()
+    loss = contrastive_loss(query, unit(3, 5, 1), torch.tensor([3, 3, 4]), 0.01, kind_P=torch.arange(3), smoothing=0.3)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert float(loss.detach()) == 0.0
+    assert query.grad is not None
+    assert not query.grad.any()
+
+
+@given(st.integers(1, 7), st.integers(1, 9), st.integers(1, 8), st.integers(0, 10_000))
+def test_ranks_with_ties_and_ragged_positives(num_queries: int, num_items: int, chunk: int, seed: int) -> None:
+    """Small whole numbers tie often; every item that ties with the best positive counts against it."""
+    rng = np.random.default_rng(seed)
+    query, pool = (torch.as_tensor(rng.integers(-1, 2, (n, 2))).double() for n in (num_queries, num_items))
+    positives = [rng.choice(num_items, rng.integers(1, num_items + 1), replace=False) for _ in range(num_queries)]
+    wanted = []
+    for row, places in zip(query, positives, strict=True):
+        scores = [float(row @ item) for item in pool]
+        wanted.append(sum(score >= max(scores[place] for place in places) for score in scores))
+    assert best_ranks(query, pool, positives, chunk).tolist() == wanted

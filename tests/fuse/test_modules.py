@@ -14,7 +14,7 @@ from siglum.config import FusionConfig, FusionKind
 from siglum.fuse.modules import Fusion, build_fusion
 from siglum.types import SiglumError
 
-MIXING: list[FusionKind] = ["combiner", "gated", "sum"]
+MIXING: list[FusionKind] = ["combiner", "towers", "gated", "sum"]
 ALL: tuple[FusionKind, ...] = get_args(FusionKind)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from siglum.config import DecoderConfig, FusionConfig, TokenizerConfig
-from siglum.fuse.contrastive import new_fusion
+from siglum.fuse.contrastive import embed, new_fusion
 from siglum.generate.decoder import CodeDecoder
 from siglum.generate.store import load_decoder, save_decoder
 from siglum.generate.train import augment_queries, decoder_loss, fit_decoder, new_decoder, soft_code_targets
@@ -217,3 +218,90 @@ def test_a_saved_decoder_is_read_back_and_belongs_to_its_tokenizer(
     assert again.config == decoder.config
     with pytest.raises(SiglumError, match="made with another tokenizer"):
         load_decoder(tmp_path / "d", "f00d")
+
+
+Seen = tuple[torch.Tensor, torch.Tensor, list[torch.Tensor | None] | None]
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[Seen]:
+    """Queries, codes and soft targets of every training step."""
+    kept: list[Seen] = []
+
+    def noted(decoder: CodeDecoder, query: torch.Tensor, codes: torch.Tensor, soft: Any = None) -> torch.Tensor:
+        kept.append((query, codes, soft))
+        return decoder_loss(decoder, query, codes, soft)
+
+    monkeypatch.setattr("siglum.generate.train.decoder_loss", noted)
+    return kept
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
+def test_a_share_of_the_queries_is_blanked(data: Vectors, tokenizer: Tokenizer, seen: list[Seen], share: float) -> None:
+    fit_decoder(data, tokenizer, replace(CONFIG, null_queries=share))
+    length = torch.cat([query.norm(dim=1) for query, *_ in seen])
+    blank = length == 0
+    assert float(blank.float().mean()) == pytest.approx(share, abs=0.05 if 0 < share < 1 else 0.0)
+    torch.testing.assert_close(length[~blank], torch.ones(int((~blank).sum())))
+
+
+def test_a_decoder_of_empty_queries_alone_has_never_seen_one(data: Vectors, tokenizer: Tokenizer) -> None:
+    config = replace(CONFIG, epochs=2, null_queries=1.0)
+    others = replace(data, queries=data.queries.rows(torch.randperm(len(data.queries)).numpy()))
+    assert same(fit_decoder(data, tokenizer, config)[0], fit_decoder(others, tokenizer, config)[0])
+    seeing = replace(config, null_queries=0.5)
+    assert not same(fit_decoder(data, tokenizer, seeing)[0], fit_decoder(others, tokenizer, seeing)[0])
+
+
+def pair_vectors(data: Vectors, tokenizer: Tokenizer) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the item vectors (P, D) and codes (P, T) of all training pairs."""
+    item = embed(tokenizer.fusion, data.items, "cpu")
+    codes = tokenizer.quantizer.encode(item, torch.as_tensor(data.items.modality).long())
+    return item[data.pair_item], codes[data.pair_item]
+
+
+def test_with_empty_queries_the_decoder_learns_how_frequent_codes_are(data: Vectors, tokenizer: Tokenizer) -> None:
+    """At the first token the best answer to an empty query is the share of every code, whose loss is their entropy."""
+    plain, taught = (
+        fit_decoder(data, tokenizer, replace(CONFIG, epochs=12, null_queries=share))[0] for share in (0.0, 0.3)
+    )
+    codes = pair_vectors(data, tokenizer)[1]
+    nothing = torch.zeros(len(codes), 16)
+    shares = torch.bincount(codes[:, 0], minlength=3) / len(codes)
+    entropy = -float((shares * shares.log()).sum())
+    with torch.no_grad():
+        loss = float(F.cross_entropy(taught(nothing, codes)[0], codes[:, 0]))
+        assert entropy - 1e-4 <= loss < entropy + 0.05
+        assert float(decoder_loss(taught, nothing, codes)) < 0.95 * float(decoder_loss(plain, nothing, codes))
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_soft_targets_may_be_read_relative_to_each_level(
+    data: Vectors, tokenizer: Tokenizer, seen: list[Seen], relative: bool
+) -> None:
+    config = replace(CONFIG, epochs=1, batch_size=300, augmentation="off", soft_targets=0.3, soft_relative=relative)
+    fit_decoder(data, tokenizer, config)
+    _, codes, soft = seen[0]
+    assert soft is not None and soft[0] is None, "the modality stays one-hot"
+    residual, own = pair_vectors(data, tokenizer)
+    assert sorted(codes.tolist()) == sorted(own.tolist()), "the batch holds all pairs, in some order"
+    residual = residual - tokenizer.codebooks()[0][own[:, 0]]
+    for level in range(1, 4):
+        book = tokenizer.codebooks()[level]
+        scale = float(residual.square().sum(1).mean()) if relative else 1.0
+        wanted, found = (-torch.cdist(residual, book).square() / (0.3 * scale)).softmax(-1), soft[level]
+        assert found is not None
+        for moment in (1, 2):  # means over pairs do not feel the order
+            torch.testing.assert_close(found.pow(moment).mean(0), wanted.pow(moment).mean(0), atol=1e-4, rtol=1e-3)
+        residual = residual - book[own[:, level]]
+
+
+def test_relative_soft_targets_bear_items_that_are_coded_without_error(data: Vectors, tokenizer: Tokenizer) -> None:
+    exact = copy.deepcopy(tokenizer)
+    with torch.no_grad():
+        for book in exact.quantizer.codebooks:
+            book.zero_()
+        for part in (exact.fusion.image_scale, exact.fusion.text_scale):
+            part.zero_()  # every vector is 0, and so is every residual
+    _, history = fit_decoder(data, exact, replace(CONFIG, epochs=1, soft_targets=0.3, soft_relative=True))
+    assert math.isfinite(history[0]["loss"])

@@ -216,5 +216,4 @@ def _sentences(found: dict[str, Any]) -> list[str]:
             f"- at rank 1 the decoder is right where geometry is wrong for {100 * alone['decoder alone']:.1f} % of "
             f"queries, geometry where the decoder is wrong for {100 * alone['geometry alone']:.1f} %"
         )
-    # With one uniform vocabulary, or the middle one best, both gaps are the same.
-    return list(dict.fromkeys(lines))
+    return list(dict.fromkeys(lines))  # where genius is the best uniform vocabulary, both gaps are one

@@ -20,7 +20,9 @@ def save_decoder(
     """Write the stage, made for the tokenizer with this fingerprint; return the stage's fingerprint."""
     begin_stage(folder)
     write_tensors(folder / "decoder.safetensors", decoder.state_dict())
-    if head is not None:
+    if head is None:
+        (folder / "query.safetensors").unlink(missing_ok=True)  # of an earlier training in this folder
+    else:
         write_tensors(folder / "query.safetensors", head.state_dict())
         facts = {**facts, "query": as_dict(head.config), "image_dim": head.image_dim, "text_dim": head.text_dim}
     shape = {"sizes": list(decoder.sizes), "query_dim": decoder.query_dim}

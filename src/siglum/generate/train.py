@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from siglum.config import DecoderConfig, config_fingerprint
+from siglum.files import fingerprint
 from siglum.fuse.contrastive import embed
 from siglum.generate.decoder import CodeDecoder
 from siglum.generate.query import QueryHead, query_vectors
@@ -84,7 +85,8 @@ def fit_decoder(
 ) -> tuple[CodeDecoder, list[Metrics]]:
     """Train a decoder on the training pairs; the tokenizer (and the query head, if there is one) stay as they are."""
     run = _Run(vectors, tokenizer, config, seed, device, head)
-    identity = "-".join([config_fingerprint(config), tokenizer.fingerprint(), str(seed), str(len(vectors.pair_query))])
+    behind = [] if head is None else [fingerprint(*head.state_dict().values())]
+    made_from = [config_fingerprint(config), tokenizer.fingerprint(), str(seed), str(len(vectors.pair_query))]
     history = train(
         "decoder",
         config.epochs,
@@ -94,7 +96,7 @@ def fit_decoder(
         seed=seed,
         folder=folder,
         resume=resume,
-        identity=identity,
+        identity="-".join(made_from + behind),
         log=log,
     )
     return run.decoder.eval(), history
@@ -160,7 +162,8 @@ class _Run:
         soft: list[Tensor | None] = [None] * self.quantizer.first
         for level in range(self.quantizer.first, codes_PT.shape[1]):
             residual = target_PD - partial[:, level - 1] if level else target_PD
-            scale = float(residual.square().sum(-1).mean()) if self.config.soft_relative else 1.0
+            # Deep levels of a small collection may code it without any error; T must stay above 0.
+            scale = max(1e-12, float(residual.square().sum(-1).mean())) if self.config.soft_relative else 1.0
             soft.append(soft_code_targets(residual, self.quantizer.codebooks[level], self.config.soft_targets * scale))
         return soft
 

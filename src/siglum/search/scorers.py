@@ -198,6 +198,8 @@ def build_scorer(config: SearchConfig, codebooks: list[Tensor], decoder: CodeDec
     if config.prior > 0:
         if not decoder.config.null_queries:
             raise SiglumError("search.prior needs a decoder trained with decoder.null_queries above 0.")
+        if config.normalisation != "level":
+            raise SiglumError(f"search.prior goes with normalisation level, not {config.normalisation}.")
         parts.append(PriorScorer(decoder, config.prior))
     if kind == "fused" and config.omega > 0:
         parts.append(GeometryScorer(codebooks, config.omega, config.zscore, first))

@@ -34,12 +34,14 @@ class Tokenizer:
     history: list[Metrics] = field(default_factory=list)
 
     def fingerprint(self) -> str:
-        """Return the fingerprint of all weights and codewords."""
+        """Return the fingerprint of all weights and codewords, and of how items are coded with them."""
         weights = {
             **self.fusion.state_dict(),
             **{f"code.{name}": value for name, value in self.quantizer.codebooks.state_dict().items()},
         }
-        return fingerprint(*[part for name in sorted(weights) for part in (name, weights[name])])
+        beam = self.quantizer.config.assign_beam
+        how = [] if beam == 1 else [beam]  # the same codewords assign other codes
+        return fingerprint(*[part for name in sorted(weights) for part in (name, weights[name])], *how)
 
     def codebooks(self) -> list[Tensor]:
         """Return the codebooks without gradient, modality first."""
