@@ -91,7 +91,10 @@ def test_other_vocabularies_of_genius_change_nothing_else(name: str, factor: flo
 def test_best_has_many_small_levels_in_no_more_bytes(scale: str) -> None:
     config, pro = recipe("best", scale), recipe("pro", scale)
     vocab = config.tokenizer.vocab
-    assert max(vocab) <= 64 and list(vocab) == sorted(vocab)
+    assert max(vocab[2:]) <= 64 and vocab[:2] == (
+        pro.tokenizer.vocab[0],
+        pro.tokenizer.vocab[pro.tokenizer.levels // 2],
+    )
     assert len(vocab) > pro.tokenizer.levels or scale == "tiny"
     assert bits(vocab) <= bits((pro if not scale.startswith("captions") else recipe("pro")).tokenizer.vocab)
     assert config.tokenizer.assign_beam > 1
@@ -109,7 +112,7 @@ def test_best_has_many_small_levels_in_no_more_bytes(scale: str) -> None:
 def test_best_keeps_its_small_levels_when_it_is_sized_to_a_collection(items: int) -> None:
     config = recipe_for("best", items, items, seed=2)
     assert (config.recipe, config.scale, config.seed) == ("best", "auto", 2)
-    assert max(config.tokenizer.vocab) <= 64
+    assert max(config.tokenizer.vocab[2:]) <= 64
     assert config.tokenizer.epochs == 0
     for stage in (config.fusion, config.query, config.decoder):
         assert stage.epochs * max(1, items // stage.batch_size) >= min(LEAST_STEPS, 50 * max(1, items // 64))

@@ -108,16 +108,18 @@ def _genius_of(factor: float) -> Callable[[str], RunConfig]:
 def best(scale: str) -> RunConfig:
     """Beyond the paper: many small levels, a query head, and a decoder freed from what it believes without a query.
 
-    A smaller fused space in more and smaller levels keeps more of an unseen item in the same bytes; items are
-    coded by a beam; the decoder also learns P(codes) and search divides by it (docs/lab-notes.md tells each step).
+    More and smaller levels keep more of an unseen item in the same bytes; the first two stay large, so that the beam
+    does not prune before a prefix says much. Items are coded by a beam; the decoder also learns P(codes), and search
+    divides by it. docs/lab-notes.md tells each step.
     """
     config = pro(scale)
-    first, later = max(2, min(32, config.tokenizer.vocab[0])), max(2, min(64, config.tokenizer.vocab[-1]))
-    bits = sum(math.log2(size) for size in _BUDGET.get(scale, config.tokenizer.vocab))
-    deep = max(0, int((bits - 4 * math.log2(first)) / math.log2(later)))
+    own, later = config.tokenizer.vocab, max(2, min(64, config.tokenizer.vocab[-1]))
+    head = (own[0], own[len(own) // 2])
+    bits = sum(math.log2(size) for size in _BUDGET.get(scale, own))
+    deep = max(0, int((bits - sum(math.log2(size) for size in head)) / math.log2(later)))
     tokenizer = replace(
         config.tokenizer,
-        vocab=(first,) * 4 + (later,) * deep,
+        vocab=head + (later,) * deep,
         update="ema",
         rank_weight=0.0,
         epochs=0,
