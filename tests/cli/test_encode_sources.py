@@ -141,7 +141,7 @@ def test_parts_are_encoded_apart_and_joined(
     ("options", "words"),
     [
         (["--folder", "x", "--mbeir", "y"], "exactly one source"),
-        (["--folder", "nowhere"], "is not a folder"),
+        (["--folder", "nowhere"], "does not exist"),
         (["--world", 240, "--images", "x"], "--images goes with --karpathy, not with --world"),
         (["--folder", "x", "--train", "y"], "--train goes with --items"),
         (["--world", 240, "--captions", "names"], "--captions goes with --folder"),
