@@ -24,8 +24,8 @@ from siglum.files import open_stage
 from siglum.fuse.contrastive import new_fusion
 from siglum.fuse.store import save_fusion
 from siglum.pipeline import RunFolder, dense_inputs, make_decoder, make_index, make_tokenizer, make_vectors
+from siglum.recipes import fit_to_data, recipe_for
 from siglum.recipes import recipe as recipe_at
-from siglum.recipes import recipe_for
 from siglum.search.retriever import Retriever
 from siglum.types import Features, Query, SiglumError, Vectors
 
@@ -265,8 +265,12 @@ def _configure(vectors: Vectors, supervised: bool, joint: bool, recipe: str, sca
     A picture that is its own query could teach a fusion module nothing, and few captions less than a joint encoder
     knows. Its space is a plain sum, in which one part of each row is there.
     """
-    config = recipe_for(recipe, len(np.unique(vectors.pair_item)), len(vectors.pair_query), seed)
-    if scale != "auto":
+    sizes = len(np.unique(vectors.pair_item)), len(vectors.pair_query)
+    if scale == "auto":
+        # Towers with strong dropout were chosen on photographs; the demo's combiner on drawings.
+        towers = fit_to_data(recipe_at(recipe, "captions_small", seed), *sizes).fusion
+        config = replace(recipe_for(recipe, *sizes, seed), fusion=towers)
+    else:
         config = recipe_at(recipe, scale, seed)
     if supervised and not (joint and len(vectors.pair_query) < FEW_PAIRS):
         return config

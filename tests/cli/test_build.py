@@ -379,3 +379,11 @@ def test_the_weight_of_distance_is_chosen_on_validation(
     found = say("build", captioned[0], "--out", tmp_path / "own", *TINY, "--set", "search.omega=7", "--json")[1]
     assert json.loads(found)["held_out"]["success@1"] == 0 and asked[5:] == [7]
     assert read_json(tmp_path / "own" / "config.json")["search"]["omega"] == 7
+
+
+def test_a_build_sized_to_its_folder_learns_towers(captioned: tuple[Path, Path]) -> None:
+    vectors, _ = load_vectors(captioned[1] / "1-vectors")
+    config = build._configure(vectors, True, False, "pro", "auto", 3)
+    assert (config.fusion.kind, config.seed) == ("towers", 3)
+    assert build._configure(vectors, True, False, "pro", "tiny", 3).fusion.kind == "combiner"
+    assert build._configure(vectors, False, False, "pro", "auto", 3).fusion.kind == "sum"
