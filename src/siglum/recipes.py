@@ -32,9 +32,9 @@ DECODERS = {
 }
 """Decoder presets at paper size: one soft token, 6 + 6 layers (paper); 30 soft tokens, 0 + 6 layers (GENIUS)."""
 Trained = TypeVar("Trained", FusionConfig, TokenizerConfig, QueryConfig, DecoderConfig)
-UNIFORM = {"tiny": 32, "demo": 128, "small": 256, "captions_small": 256, "captions": 256, "paper": 4096}
-"""Uniform vocabulary of `genius`: the paper's 4096 at paper scale; elsewhere the better on validation of equal bits
-per item and the schedule's largest size."""
+UNIFORM = {"tiny": 32, "demo": 128, "small": 256, "captions_small": 128, "captions": 128, "paper": 4096}
+"""Uniform vocabulary of `genius`: the paper's 4096 at paper scale; elsewhere the best on validation of equal bits per
+item, the schedule's largest size and, for captions, its smallest."""
 
 
 def recipe_for(name: str, num_items: int, num_pairs: int, seed: int = 0) -> RunConfig:
