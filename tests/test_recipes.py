@@ -103,9 +103,18 @@ def test_best_has_many_small_levels_in_no_more_bytes(scale: str) -> None:
     assert config.fusion.epochs > 0, "codes by k-means alone need a space that was trained before"
     assert config.fusion.dim <= 64
     assert config.query.members > 0
-    assert config.decoder.null_queries > 0 and config.search.prior > 0
+    assert config.decoder.null_queries > 0 and config.search.prior > 0 and config.search.lookahead
     assert config.decoder.d_model == config.decoder.d_kv * config.decoder.heads
-    parts = ("recipe", "fusion.dim", "fusion.epochs", "tokenizer.", "query.", "decoder.", "search.prior")
+    parts = (
+        "recipe",
+        "fusion.dim",
+        "fusion.epochs",
+        "tokenizer.",
+        "query.",
+        "decoder.",
+        "search.prior",
+        "search.lookahead",
+    )
     assert all(name.startswith(parts) for name in diff(pro, config))
 
 

@@ -174,6 +174,8 @@ class DecoderConfig:
     """Decoupled weight decay on matrices."""
     clip: float = 1.0
     """Largest gradient norm; 0 turns clipping off."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Arithmetic of training: bf16 autocast on a GPU and fp32 elsewhere (auto), or one of them everywhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +220,8 @@ class SearchConfig:
     """Log-softmax over the level, over all tokens (joint), or over legal children only."""
     zscore: bool = False
     """Standardise the geometric score over the level's codebook, as the released code does."""
+    lookahead: bool = False
+    """Keep a prefix for the best geometric score of a leaf below it instead of its own partial sum's."""
     leaf_order: Literal["pool", "dense"] = "pool"
     """Order of items that share all codes: pool order, or dense similarity where vectors are kept."""
     batch_size: int = 64

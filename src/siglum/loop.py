@@ -58,7 +58,7 @@ def adam(
     groups: list[tuple[nn.Module | list[nn.Parameter], float, float]], betas: tuple[float, float] = (0.9, 0.999)
 ) -> torch.optim.AdamW:
     """Return AdamW over (module or parameters, learning-rate scale, weight decay); vectors are never decayed."""
-    options = []
+    options: list[dict[str, Any]] = []
     for source, scale, decay in groups:
         found = source.parameters() if isinstance(source, nn.Module) else source
         parameters = [p for p in found if p.requires_grad]
@@ -68,7 +68,8 @@ def adam(
         ):
             if chosen:
                 options.append({"params": chosen, "weight_decay": weight_decay, "scale": scale})
-    return torch.optim.AdamW(options, lr=0.0, betas=betas, eps=1e-8)
+    on_gpu = all(p.is_cuda for group in options for p in group["params"])
+    return torch.optim.AdamW(options, lr=0.0, betas=betas, eps=1e-8, fused=on_gpu)
 
 
 def set_lr(optimiser: torch.optim.Optimizer, lr: float) -> None:

@@ -40,6 +40,7 @@ from siglum.measure.evaluate import (
 )
 from siglum.measure.health import Health, tokenizer_health
 from siglum.measure.survival import beam_survival, token_survival
+from siglum.search.lookahead import LookAhead
 from siglum.search.retriever import Retriever, save_index
 from siglum.search.scorers import Scorer
 from siglum.tokenize.store import load_tokenizer, save_tokenizer
@@ -251,10 +252,10 @@ def open_systems(run: RunFolder, split: str = "test", device: str = "cpu") -> Sy
     codes = tokenizer.quantizer.encode(item, torch.as_tensor(vectors.items.modality.astype(np.int64)).to(device))
     asked = query_vectors(tokenizer, retriever.head, vectors.queries, device)
     config = retriever.config
-    geometry = retriever.scorer(from_dict(type(config), {**as_dict(config), "scorer": "geometry"}))
+    geometry = retriever.scorer(from_dict(type(config), {**as_dict(config), "scorer": "geometry", "lookahead": False}))
 
-    def beam(scorer: Scorer, query_MD: torch.Tensor) -> BeamRanker:
-        return BeamRanker(scorer, retriever.index, rows, query_MD, config.beam, config.batch_size)
+    def beam(scorer: Scorer, query_MD: torch.Tensor, ahead: LookAhead | None = None) -> BeamRanker:
+        return BeamRanker(scorer, retriever.index, rows, query_MD, config.beam, config.batch_size, ahead)
 
     return Systems(
         vectors,
@@ -264,7 +265,7 @@ def open_systems(run: RunFolder, split: str = "test", device: str = "cpu") -> Sy
         _raw(vectors, device) if open_stage(run.vectors, "vectors").get("joint") else None,
         FlatRanker(query, tokenizer.quantizer.decode(codes).detach(), squared_distance=True),
         beam(geometry, query),
-        beam(retriever.scorer(), asked) if retriever.decoder is not None else None,
+        beam(retriever.scorer(), asked, retriever.lookahead()) if retriever.decoder is not None else None,
         query,
         item,
         codes,
@@ -302,7 +303,9 @@ def beam_survival_of(systems: Systems, ranker: BeamRanker, queries_a_task: int =
         allowed = ranker.index.allow(np.isin(ranker.index_rows, task.pool_rows))
         targets = ranker.index.rows([systems.vectors.items.ids[int(rows[0])] for rows in task.positives])
         queries = ranker.query_MD[torch.as_tensor(task.query_rows)]
-        alive = beam_survival(ranker.scorer, ranker.index, queries, targets, ranker.beam, allowed, ranker.batch_size)
+        alive = beam_survival(
+            ranker.scorer, ranker.index, queries, targets, ranker.beam, allowed, ranker.batch_size, ranker.ahead
+        )
         total += len(queries) * np.array(alive)
         count += len(queries)
     return [float(value) for value in total / count]

@@ -108,9 +108,9 @@ def _genius_of(factor: float) -> Callable[[str], RunConfig]:
 def best(scale: str) -> RunConfig:
     """Beyond the paper: many small levels, a query head, and a decoder freed from what it believes without a query.
 
-    More and smaller levels keep more of an unseen item in the same bytes; the first two stay large, so that the beam
-    does not prune before a prefix says much. Items are coded by a beam; the decoder also learns P(codes), and search
-    divides by it. docs/lab-notes.md tells each step.
+    More and smaller levels keep more of an unseen item in the same bytes. Items are coded by a beam; the decoder also
+    learns P(codes), and search divides by it; the beam looks ahead, so that it prunes no prefix for what its few codes
+    do not say yet. docs/lab-notes.md tells each step.
     """
     config = pro(scale)
     own, later = config.tokenizer.vocab, max(2, min(64, config.tokenizer.vocab[-1]))
@@ -135,7 +135,7 @@ def best(scale: str) -> RunConfig:
         tokenizer=tokenizer,
         query=QueryConfig(members=1 if small else 3, hidden=min(1024, config.fusion.hidden)),
         decoder=replace(config.decoder, null_queries=0.15) if small else _best_decoder(config.decoder),
-        search=replace(config.search, prior=1.0),
+        search=replace(config.search, prior=1.0, lookahead=True),
     )
 
 

@@ -28,6 +28,7 @@ from siglum.generate.train import fit_decoder
 from siglum.index import Index
 from siglum.measure.evaluate import BeamRanker, FlatRanker, Ranker, union_rows
 from siglum.recipes import fit_to_data, recipe
+from siglum.search.lookahead import build_lookahead
 from siglum.search.scorers import build_scorer
 from siglum.tokenize.train import Tokenizer, fit_tokenizer
 from siglum.types import SiglumError, Task, Vectors
@@ -211,16 +212,18 @@ def _search_codes(unit: str, config: RunConfig, vectors: Vectors, coded: _Coded,
 
     def beam(search: SearchConfig, split: str = "test", query: torch.Tensor = asked) -> BeamRanker:
         scorer = build_scorer(search, tokenizer.codebooks(), decoder, first)
-        return BeamRanker(scorer, *indexed[split], query, search.beam, search.batch_size)
+        ahead = build_lookahead(search, tokenizer.codebooks(), first)
+        return BeamRanker(scorer, *indexed[split], query, search.beam, search.batch_size, ahead)
 
-    plain, geometry = (replace(config.search, scorer=kind, prior=0.0) for kind in ("decoder", "geometry"))
+    alone = replace(config.search, prior=0.0, lookahead=False)
+    plain, geometry = (replace(alone, scorer=kind) for kind in ("decoder", "geometry"))
     weights = (OMEGAS, PRIORS if config.decoder.null_queries else (0.0,))
     parts = (decoder, tokenizer.quantizer, asked, coded.codes_NT)
     weighed = weigh(vectors, beam(config.search, "val"), *parts, replace(config.search, scorer="fused"), weights)
     makers: dict[str, Callable[[], Ranker]] = {
         **dict.fromkeys(("pro", "vs_sf", "pd_sf", "sf", "best"), lambda: beam(weighed.best)),
         **dict.fromkeys(("pd_vs", "vs", "pd", "genius", "genius_half", "genius_double"), lambda: beam(plain)),
-        "best_decoder": lambda: beam(replace(weighed.best, scorer="decoder")),
+        "best_decoder": lambda: beam(replace(weighed.best, scorer="decoder", lookahead=False)),
         **dict.fromkeys(("scan", "pro_scan"), lambda: _flat(coded.query_MD, coded.scan(), True)),
         **dict.fromkeys(("geometry", "pro_geometry"), lambda: beam(geometry, query=coded.query_MD)),
         "best_scan": lambda: _flat(asked, coded.scan(), True),

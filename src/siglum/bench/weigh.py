@@ -20,7 +20,7 @@ from siglum.measure.evaluate import Ranker
 from siglum.tokenize.rq import ResidualQuantizer
 from siglum.types import Task, Vectors
 
-WEIGHED_QUERIES = 1000
+WEIGHED_QUERIES = 5000
 """Validation queries of each task that weights are tried on, evenly spread."""
 ROWS = 4096
 """Code sequences the decoder reads at once."""
@@ -69,8 +69,9 @@ def weigh(
     search: SearchConfig,
     weights: tuple[Sequence[float], Sequence[float]],
 ) -> Weighed:
-    """Return the weights (omega, prior) with the best MRR@10 on validation, tasks counting alike.
+    """Return the weights (omega, prior) with the best mean MRR@10 on validation.
 
+    A task counts by the square root of its queries, so that the one known best is heard most.
     The shortlist of a query is what `ranker` finds; a setting is ranked by its own score over it.
     """
     tables = []
@@ -81,11 +82,12 @@ def weigh(
         queries = query_MD[torch.as_tensor(task.query_rows).to(query_MD.device)]
         said = _components(decoder, quantizer, queries, codes_NT, item_QK)
         tables.append((said, right_QK, real_QK))
+    sure = [len(right_QK) ** 0.5 for _, right_QK, _ in tables]
     tried = []
     for prior in weights[1]:
         for omega in weights[0]:
             values = [_mrr(omega * gain + log_p - prior * alone, *marks) for (log_p, alone, gain), *marks in tables]
-            tried.append({"omega": omega, "prior": prior, "mrr@10": float(np.mean(values))})
+            tried.append({"omega": omega, "prior": prior, "mrr@10": float(np.average(values, weights=sure))})
     best = max(tried, key=lambda row: row["mrr@10"])
     return Weighed(replace(search, omega=best["omega"], prior=best["prior"]), tried)
 

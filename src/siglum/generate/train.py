@@ -115,6 +115,8 @@ class _Run:
         head: QueryHead | None,
     ) -> None:
         self.config, self.seed, self.device = config, seed, device
+        precision = one_of("decoder.precision", config.precision, ("auto", "fp32", "bf16"))
+        self.halved = precision == "bf16" or (precision == "auto" and torch.device(device).type == "cuda")
         self.quantizer = tokenizer.quantizer
         self.query = query_vectors(tokenizer, head, vectors.queries, device)
         self.item = embed(tokenizer.fusion, vectors.items, device)
@@ -148,7 +150,8 @@ class _Run:
         if config.null_queries > 0:
             mixed = mixed * (torch.rand(len(mixed), 1, device=mixed.device) >= config.null_queries)
         soft = self._soft(target, codes) if config.soft_targets > 0 else None
-        loss = decoder_loss(self.decoder, mixed, codes, soft)
+        with torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self.halved):
+            loss = decoder_loss(self.decoder, mixed, codes, soft)
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()
         if config.clip > 0:

@@ -19,6 +19,7 @@ from siglum.log import progress
 from siglum.measure.retrieval import MEASURES, evaluate
 from siglum.search.beam import Ranking, search_items
 from siglum.search.flat import flat_search
+from siglum.search.lookahead import LookAhead
 from siglum.search.scorers import Scorer
 from siglum.types import Task, Vectors
 
@@ -63,6 +64,7 @@ class BeamRanker:
     query_MD: Tensor
     beam: int
     batch_size: int = 64
+    ahead: LookAhead | None = None
 
     def rank(self, query_rows: np.ndarray, pool_rows: np.ndarray, k: int) -> list[Ranking]:
         """Search the index, restricted to the pool."""
@@ -71,7 +73,14 @@ class BeamRanker:
             allowed = self.index.allow(np.isin(self.index_rows, pool_rows))
         queries = self.query_MD[torch.as_tensor(query_rows)]
         found = search_items(
-            self.scorer, self.index, queries, beam=self.beam, k=k, batch_size=self.batch_size, allowed=allowed
+            self.scorer,
+            self.index,
+            queries,
+            beam=self.beam,
+            k=k,
+            batch_size=self.batch_size,
+            allowed=allowed,
+            ahead=self.ahead,
         )
         return [Ranking(self.index_rows[r.position], r.row, r.score) for r in found]
 

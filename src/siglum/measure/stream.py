@@ -47,6 +47,12 @@ class StreamedBeam:
         search = self.retriever.config
         query_QD = self.retriever.vectors(self.vectors.queries.rows(query_rows), "queries")
         beam = BeamRanker(
-            self.retriever.scorer(), self.retriever.index, self.index_rows, query_QD, search.beam, search.batch_size
+            self.retriever.scorer(),
+            self.retriever.index,
+            self.index_rows,
+            query_QD,
+            search.beam,
+            search.batch_size,
+            self.retriever.lookahead(),
         )
         return beam.rank(np.arange(len(query_rows)), pool_rows, k)

@@ -11,6 +11,7 @@ from torch import Tensor
 from siglum.index import Index
 from siglum.index.trie import Allowed
 from siglum.search.beam import Beams, beam_search
+from siglum.search.lookahead import LookAhead
 from siglum.search.scorers import Scorer
 from siglum.tokenize.survival import token_survival
 
@@ -25,6 +26,7 @@ def beam_survival(
     beam: int,
     allowed: Allowed | None = None,
     batch_size: int = 64,
+    ahead: LookAhead | None = None,
 ) -> list[float]:
     """Cumulative survival in the real beam: the share of queries whose target's prefix is live after each token.
 
@@ -34,7 +36,7 @@ def beam_survival(
     for start in range(0, len(query_QD), batch_size):
         part, rows = query_QD[start : start + batch_size], target_rows[start : start + batch_size]
         trace: list[Beams] = []
-        beam_search(scorer, index, part, beam, allowed, trace)
+        beam_search(scorer, index, part, beam, allowed, trace, ahead)
         for level, live in enumerate(trace):
             wanted = rows[live.query]
             inside = (live.lo <= wanted) & (wanted < live.hi)

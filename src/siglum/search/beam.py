@@ -17,6 +17,7 @@ from torch import Tensor
 
 from siglum.index import Index
 from siglum.index.trie import Allowed
+from siglum.search.lookahead import LookAhead
 from siglum.search.scorers import Scorer
 from siglum.types import Hit, SiglumError
 
@@ -31,7 +32,7 @@ class Beams(NamedTuple):
     hi: np.ndarray
     """End of the rows under the prefix."""
     score: np.ndarray
-    """Sum of the scores along the path, float64."""
+    """Sum of the scores along the path, plus the potential where there is look-ahead, float64."""
 
 
 @dataclass(slots=True)
@@ -75,24 +76,29 @@ def beam_search(
     beam: int,
     allowed: Allowed | None = None,
     trace: list[Beams] | None = None,
+    ahead: LookAhead | None = None,
 ) -> Beams:
-    """Return the surviving leaves of every query; `trace` collects the live prefixes after every level."""
+    """Return the surviving leaves of every query; `trace` collects the live prefixes after every level.
+
+    With look-ahead a prefix is kept for its path's score plus the potential of the best leaf below it.
+    """
     if beam < 1:
         raise SiglumError(f"the beam must be at least 1, not {beam}.")
     num, device = len(query_QD), query_QD.device
     root_lo, root_hi = index.root
     live = Beams(np.arange(num), np.repeat(root_lo, num), np.repeat(root_hi, num), np.zeros(num))
+    path, potential = live.score, None if ahead is None else ahead.begin(query_QD, index, allowed)
     state = scorer.begin(query_QD)
     for level in range(index.levels):
         kids = index.children(live.lo, live.hi, level, allowed)
         parent, token = torch.as_tensor(kids.parent, device=device), torch.as_tensor(kids.token, device=device).long()
         step = scorer.score(state, level, parent, token)
-        score = live.score[kids.parent] + step.double().cpu().numpy()
+        path, query = path[kids.parent] + step.double().cpu().numpy(), live.query[kids.parent]
+        score = path if potential is None else path + potential.best(query, kids.lo, kids.hi)
         if np.isnan(score).any():
             raise SiglumError("a score is not a number: the query vectors or the model's weights contain NaN.")
-        query = live.query[kids.parent]
         keep = best_per_query(query, score, beam, num)
-        live = Beams(query[keep], kids.lo[keep], kids.hi[keep], score[keep])
+        path, live = path[keep], Beams(query[keep], kids.lo[keep], kids.hi[keep], score[keep])
         if trace is not None:
             trace.append(live)
         if not len(live.query):  # a filter that leaves nothing
@@ -139,6 +145,7 @@ def search_items(
     batch_size: int = 64,
     allowed: Allowed | None = None,
     item_ND: Tensor | None = None,
+    ahead: LookAhead | None = None,
 ) -> list[Ranking]:
     """Search in batches; results do not depend on the batch size (scores to 1e-4)."""
     for name, value in (("k", k), ("the batch size", batch_size)):
@@ -146,7 +153,7 @@ def search_items(
             raise SiglumError(f"{name} must be at least 1, not {value}.")
     found: list[Ranking] = []
     for part in query_QD.split(batch_size):
-        beams = beam_search(scorer, index, part, beam, allowed)
+        beams = beam_search(scorer, index, part, beam, allowed, ahead=ahead)
         dense = None if item_ND is None else (part, item_ND)
         found.extend(rank_items(index, beams, len(part), k, allowed, dense))
     return found

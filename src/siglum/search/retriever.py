@@ -25,6 +25,7 @@ from siglum.generate.query import QueryHead
 from siglum.generate.store import load_decoder, load_query_head, save_decoder
 from siglum.index import Index
 from siglum.search.beam import Ranking, as_hits, search_items
+from siglum.search.lookahead import LookAhead, build_lookahead
 from siglum.search.scorers import Scorer, build_scorer
 from siglum.tokenize.store import load_tokenizer, save_tokenizer
 from siglum.tokenize.train import Tokenizer
@@ -106,9 +107,17 @@ class Retriever:
 
     def scorer(self, config: SearchConfig | None = None) -> Scorer:
         """Return the scorer of this run's configuration, or of another one."""
+        return build_scorer(config or self.config, self.tokenizer.codebooks(), self.decoder, self._first)
+
+    def lookahead(self, config: SearchConfig | None = None) -> LookAhead | None:
+        """Return the look-ahead of this run's configuration, or of another one; None where it asks for none."""
+        return build_lookahead(config or self.config, self.tokenizer.codebooks(), self._first)
+
+    @property
+    def _first(self) -> int:
+        """The first level whose token carries a codeword."""
         quantizer = self.tokenizer.quantizer
-        first = 0 if quantizer.config.modality_vector else quantizer.first
-        return build_scorer(config or self.config, self.tokenizer.codebooks(), self.decoder, first)
+        return 0 if quantizer.config.modality_vector else quantizer.first
 
     def search(
         self,
@@ -161,6 +170,7 @@ class Retriever:
             batch_size=config.batch_size,
             allowed=None if within is None else self.index.allow(within),
             item_ND=self.item_ND if config.leaf_order == "dense" else None,
+            ahead=self.lookahead(config),
         )
 
     def vectors(self, features: Features, what: str = "items") -> Tensor:

@@ -186,12 +186,15 @@ class SumScorer:
 
 
 def build_scorer(config: SearchConfig, codebooks: list[Tensor], decoder: CodeDecoder | None, first: int = 0) -> Scorer:
-    """Return the scorer named by the config; `first` is the first level whose token carries a codeword."""
+    """Return the scorer named by the config; `first` is the first level whose token carries a codeword.
+
+    Where the config looks ahead, the geometric part is left to `build_lookahead`.
+    """
     kind = one_of("search.scorer", config.scorer, ("fused", "decoder", "geometry", "oracle"))
     if kind == "oracle":
         return OracleScorer(codebooks)
     if kind == "geometry":
-        return GeometryScorer(codebooks, first=first)
+        return GeometryScorer(codebooks, 0.0 if config.lookahead else 1.0, first=first)
     if decoder is None:
         raise SiglumError(f"the scorer {kind} needs a trained decoder; train one, or search with scorer geometry.")
     parts: list[Scorer] = [DecoderScorer(decoder, config.normalisation)]
@@ -201,6 +204,6 @@ def build_scorer(config: SearchConfig, codebooks: list[Tensor], decoder: CodeDec
         if config.normalisation != "level":
             raise SiglumError(f"search.prior goes with normalisation level, not {config.normalisation}.")
         parts.append(PriorScorer(decoder, config.prior))
-    if kind == "fused" and config.omega > 0:
+    if kind == "fused" and config.omega > 0 and not config.lookahead:
         parts.append(GeometryScorer(codebooks, config.omega, config.zscore, first))
     return parts[0] if len(parts) == 1 else SumScorer(parts)
