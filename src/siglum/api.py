@@ -58,14 +58,7 @@ def fit(
     if not 0 <= validation < 1:
         raise SiglumError(f"validation is a share of the queries between 0 and 1, not {validation}.")
     held_out = np.random.default_rng(chosen).random(len(query_features)) < validation
-    about = []
-    for row, found in enumerate(positives):
-        rows = np.atleast_1d(np.asarray(found))
-        if rows.dtype.kind not in "iu" or not len(rows) or rows.min() < 0 or rows.max() >= len(item_features):
-            raise SiglumError(
-                f"positives of query {row} are {rows.tolist()}, but must be rows of the {len(item_features)} items."
-            )
-        about.append(("val" if held_out[row] else "train", "", [item_features.ids[p] for p in rows]))
+    about = _about(positives, held_out, item_features)
     vectors = assemble(item_features, query_features, about, {})
     if config is None and len(set(vectors.pair_item.tolist())) < LEAST_ITEMS:
         found = len(set(vectors.pair_item.tolist()))
@@ -98,6 +91,21 @@ def _features(arrays: Arrays, what: str, ids: Sequence[str] | None) -> Features:
     size = next(iter(parts.values())).shape[:1] or (0,)
     names = [f"{what}{row}" for row in range(size[0])] if ids is None else ids
     return features_of(names, image=parts.get("image"), text=parts.get("text"))
+
+
+def _about(
+    positives: Sequence[Sequence[int] | int], held_out: np.ndarray, items: Features
+) -> list[tuple[str, str, list[str]]]:
+    """Return split, dataset and positive ids of every query, refusing rows that no item has."""
+    about = []
+    for row, found in enumerate(positives):
+        rows = np.atleast_1d(np.asarray(found))
+        if rows.dtype.kind not in "iu" or not len(rows) or rows.min() < 0 or rows.max() >= len(items):
+            raise SiglumError(
+                f"positives of query {row} are {rows.tolist()}, but must be rows of the {len(items)} items."
+            )
+        about.append(("val" if held_out[row] else "train", "", [items.ids[p] for p in rows]))
+    return about
 
 
 def _width(items: Features, queries: Features, part: str) -> int:

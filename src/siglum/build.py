@@ -119,14 +119,13 @@ def build_folder(
     `captions` is as in `read_folder`, `encoder` as in `build_encoder`; `change` may alter the settings before they are
     used. With `resume` nothing that is finished is made again. A run of another folder is never overwritten.
     """
-    tell = say or (lambda text: None)
     run, folder = RunFolder(Path(out)), Path(photos).absolute()
     check_device(device)
     found = read_folder(folder, captions, seed)
     _check_number(found.collection.items, "pictures")
     _claim(run, folder, found, encoder, resume)
-    tell(found.about)
-    clock = _Clock(tell)
+    clock = _Clock(say or (lambda text: None))
+    clock.tell(found.about)
     vectors = _find_vectors(run, found, encoder, clock, device=device, workers=workers, strict=strict, resume=resume)
     record = open_stage(run.vectors, "vectors")
     config = _configure(vectors, found.supervised, record["joint"], recipe, scale, seed)
@@ -136,13 +135,12 @@ def build_folder(
     _train(run, vectors, record["fingerprint"], clock, device, resume)
     weights = [changed.search.omega * times for times in ((1.0,) if given else WEIGHTS)]
     held_out = _weigh(run, vectors, weights, found.supervised, clock, device)
-    here = set(vectors.items.ids)
     return Built(
         run=str(run.root),
         about=found.about,
         items=len(vectors.items),
         captions=len(vectors.pair_query) + len(vectors.first_pairs("val")[0]) if found.supervised else 0,
-        skipped=[path_of(item.id) for item in found.collection.items if item.id not in here],
+        skipped=[path_of(name) for name in _missing(found, vectors)],
         example=str(folder / path_of(vectors.items.ids[0])),
         encoder=record["encoder"],
         supervised=found.supervised,
@@ -150,6 +148,12 @@ def build_folder(
         held_out=held_out,
         seconds=clock.seconds,
     )
+
+
+def _missing(found: FolderCollection, vectors: Vectors) -> list[str]:
+    """Return the ids of pictures that could not be encoded."""
+    here = set(vectors.items.ids)
+    return [item.id for item in found.collection.items if item.id not in here]
 
 
 def _find_vectors(run: RunFolder, found: FolderCollection, name: str, clock: _Clock, **options: Any) -> Vectors:

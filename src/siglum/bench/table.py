@@ -53,19 +53,22 @@ Ranks = dict[str, dict[str, np.ndarray]]
 def read_parts(paths: Iterable[Path]) -> tuple[Ranks, dict[str, Any]]:
     """Return all ranks, seeds in order, and what else the parts tell by unit and seed."""
     rows: dict[str, dict[str, dict[int, list[int]]]] = {}
-    told: dict[str, Any] = {"bytes": {}, "validation": {}, "seconds": {}}
+    told: dict[str, Any] = {"validation": {}, "seconds": {}}
+    sizes: dict[str, list[float]] = {}
     for path in paths:
         part = read_json(path)
         for system, tasks in part["systems"].items():
             for task, ranks in tasks.items():
                 rows.setdefault(system, {}).setdefault(task, {})[part["seed"]] = ranks
-        told["bytes"] |= part["bytes"]
+        for system, size in part["bytes"].items():
+            sizes.setdefault(system, []).append(size)
         told["validation"].setdefault(part["unit"], {})[str(part["seed"])] = part.get("validation")
         told["seconds"].setdefault(part["unit"], {})[str(part["seed"])] = part["seconds"]
     ranks = {
         system: {task: np.array([found[seed] for seed in sorted(found)]) for task, found in tasks.items()}
         for system, tasks in rows.items()
     }
+    told["bytes"] = {system: float(np.mean(found)) for system, found in sizes.items()}
     return ranks, told
 
 
