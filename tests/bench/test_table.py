@@ -21,7 +21,7 @@ FACTS = {"scale": "captions", "seeds": 3, "recipe_of_best": "best", "missing": [
 
 
 def told(ranks: Ranks) -> dict[str, Any]:
-    return {"bytes": dict.fromkeys(ranks, 20.0), "validation": {}, "seconds": {}}
+    return {"bytes": dict.fromkeys(ranks, 20.0), "validation": {}, "seconds": {}, "devices": {}}
 
 
 def random_ranks(names: list[str], seeds: int = 3, queries: int = 40) -> Ranks:
@@ -173,10 +173,18 @@ def test_the_documentation_knows_every_unit_and_system() -> None:
 def test_parts_are_joined_by_seed(tmp_path: Path) -> None:
     for seed in (10, 2, 0):
         systems = {"vs": {"t2i": [seed, 1]}, "vs_sf": {"t2i": [0, seed]}}
-        part = {"unit": "vs", "seed": seed, "seconds": 1.5, "bytes": {"vs": 16, "vs_sf": seed}, "systems": systems}
+        part = {
+            "unit": "vs",
+            "seed": seed,
+            "seconds": 1.5,
+            "device": "cpu",
+            "bytes": {"vs": 16, "vs_sf": seed},
+            "systems": systems,
+        }
         write_json(tmp_path / f"vs-{seed}.json", part | {"validation": {"omega": seed}})
     ranks, facts = read_parts(sorted(tmp_path.iterdir()))
     assert ranks["vs"]["t2i"].tolist() == [[0, 1], [2, 1], [10, 1]]
     assert ranks["vs_sf"]["t2i"].tolist() == [[0, 0], [0, 2], [0, 10]]
     assert facts["bytes"] == {"vs": 16, "vs_sf": 4}, "the mean over seeds"
     assert facts["validation"]["vs"]["10"] == {"omega": 10} and set(facts["seconds"]["vs"]) == {"0", "2", "10"}
+    assert facts["devices"] == {"vs": {"0": "cpu", "2": "cpu", "10": "cpu"}}

@@ -53,7 +53,7 @@ Ranks = dict[str, dict[str, np.ndarray]]
 def read_parts(paths: Iterable[Path]) -> tuple[Ranks, dict[str, Any]]:
     """Return all ranks, seeds in order, and what else the parts tell by unit and seed."""
     rows: dict[str, dict[str, dict[int, list[int]]]] = {}
-    told: dict[str, Any] = {"validation": {}, "seconds": {}}
+    told: dict[str, Any] = {"validation": {}, "seconds": {}, "devices": {}}
     sizes: dict[str, list[float]] = {}
     for path in paths:
         part = read_json(path)
@@ -64,6 +64,7 @@ def read_parts(paths: Iterable[Path]) -> tuple[Ranks, dict[str, Any]]:
             sizes.setdefault(system, []).append(size)
         told["validation"].setdefault(part["unit"], {})[str(part["seed"])] = part.get("validation")
         told["seconds"].setdefault(part["unit"], {})[str(part["seed"])] = part["seconds"]
+        told["devices"].setdefault(part["unit"], {})[str(part["seed"])] = part["device"]
     ranks = {
         system: {task: np.array([found[seed] for seed in sorted(found)]) for task, found in tasks.items()}
         for system, tasks in rows.items()
@@ -109,6 +110,7 @@ def summarise_ranks(ranks: Ranks, told: dict[str, Any], facts: dict[str, Any]) -
         "comparisons": {t: _compare({s: found[t] for s, found in ranks.items() if t in found}) for t in tasks},
         "validation": told["validation"],
         "seconds": told["seconds"],
+        "devices": told["devices"],
     }
     return document
 

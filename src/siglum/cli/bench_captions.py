@@ -75,7 +75,6 @@ def run(command: Command) -> dict[str, Any]:
     facts = {
         "scale": command.scale,
         "seeds": command.seeds,
-        "device": command.device,
         "recipe_of_best": "best",
         "images": {task.split: len(task.pool_rows) for task in vectors.tasks if task.name == "t2i"},
         "missing": missing,
