@@ -207,18 +207,18 @@ def test_the_index_can_be_read_by_its_description(tmp_path: Path) -> None:
     rows, ids = read_safetensors(tmp_path / "index.safetensors"), read_safetensors(tmp_path / "ids.safetensors")
     assert json.loads((tmp_path / "stage.json").read_text())["sizes"] == list(sizes)
 
-    bits = [(size - 1).bit_length() for size in sizes]
-    assert rows["packed"].shape == (200, -(-sum(bits) // 8))
+    bits, length_bits = [(size - 1).bit_length() for size in sizes], len(sizes).bit_length()
+    assert rows["packed"].shape == (200, -(-(sum(bits) + length_bits) // 8))
     before: list[int] = []
     for row, packed in enumerate(rows["packed"]):
         digits = "".join(f"{byte:08b}" for byte in packed)
         found = [int(digits[sum(bits[:t]) : sum(bits[: t + 1])] or "0", 2) for t in range(len(bits))]
-        position = int(rows["order"][row])
+        position = int.from_bytes(rows["order"][row].tobytes(), "little")
         assert found == codes[position].tolist()
         offsets = ids["id_offsets"]
         assert ids["id_bytes"][offsets[position] : offsets[position + 1]].tobytes().decode() == names[position]
         same = next((t for t, (a, b) in enumerate(zip(before, found, strict=False)) if a != b), len(before))
-        assert rows["shared"][row] == same
+        assert int(digits[-length_bits:], 2) == same
         assert before <= found
         before = found
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from safetensors.numpy import load_file
 
+from siglum.files import read_json, write_json, write_tensors
 from siglum.index import Collisions, Index
 from siglum.index import ids as ids_module
 from siglum.index.ids import Ids
@@ -29,7 +28,7 @@ def index() -> Index:
 
 
 def assert_equal(one: Index, two: Index) -> None:
-    for name in ("packed_NB", "shared", "order"):
+    for name in ("packed_NB", "order_NW", "shared", "order"):
         a, b = getattr(one, name), getattr(two, name)
         assert a.dtype == b.dtype
         assert np.array_equal(a, b), name
@@ -143,7 +142,7 @@ def test_files_are_plain_safetensors(index: Index, tmp_path: Path) -> None:
     index.save(tmp_path)
     rows, names = load_file(tmp_path / "index.safetensors"), load_file(tmp_path / "ids.safetensors")
     assert np.array_equal(rows["packed"], index.packed_NB)
-    assert np.array_equal(rows["order"], index.order)
+    assert rows["order"].tolist() == [[2], [0], [4], [1], [3]]
     assert bytes(names["id_bytes"]).decode() == "".join(NAMES)
 
 
@@ -203,8 +202,8 @@ def test_interrupted_save_is_refused(index: Index, tmp_path: Path, monkeypatch: 
 
 
 def test_ids_with_equal_hashes_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    def same(ids: Iterable[str], count: int) -> np.ndarray:
-        return np.fromiter((len(name) % 2 for name in ids), np.int64, count)
+    def same(blob: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+        return (np.diff(offsets) % 2).astype(np.uint64)
 
     monkeypatch.setattr(ids_module, "_hashes", same)
     names = ["a", "bb", "c", "dd", "eee"]
@@ -216,11 +215,62 @@ def test_ids_with_equal_hashes_are_told_apart(monkeypatch: pytest.MonkeyPatch) -
         Ids.of(["a", "c", "c"])
 
 
-def test_a_copy_for_another_process_carries_no_hashes() -> None:
-    ids = Ids.of(["a", "b"])
-    other = copy.copy(ids)
-    assert other._lookup is None
-    assert other.positions(["b"]).tolist() == [1]
+@given(st.lists(st.text(st.characters(codec="utf-8"), max_size=20), unique=True, max_size=30), st.data())
+def test_ids_are_found_whatever_they_are(names: list[str], data: st.DataObject) -> None:
+    ids = Ids.of(names)
+    assert list(ids) == names
+    assert ids.positions(names[::-1]).tolist() == list(range(len(names)))[::-1]
+    other = data.draw(st.text(st.characters(codec="utf-8"), max_size=20))
+    assert (other in ids) == (other in names)
+
+
+def test_hashes_do_not_depend_on_neighbours_and_rarely_meet() -> None:
+    names = [f"item {i}" for i in range(30_000)]
+    ids = Ids.of(names)
+    hashes = ids_module._hashes(ids.blob, ids.offsets)
+    assert len(np.unique(hashes)) == len(names)
+    alone = Ids.of(names[20_000:20_001])
+    assert ids_module._hashes(alone.blob, alone.offsets)[0] == hashes[20_000]
+
+
+def test_items_in_code_order_store_no_positions(tmp_path: Path) -> None:
+    index = Index.build(["a", "b", "c"], np.array([[0, 1], [1, 0], [1, 0]]), (2, 600), "tok")
+    assert index.order_NW.shape == (3, 0)
+    assert index.nbytes == 3 * 2
+    index.save(tmp_path)
+    loaded = Index.load(tmp_path)
+    assert_equal(loaded, index)
+    assert loaded.order.tolist() == [0, 1, 2]
+    assert loaded.leaves(*loaded.root).position.tolist() == [0, 1, 2]
+    assert loaded.remove(["a"]).positions(["c"]).tolist() == [1]
+    grown = loaded.add(["d"], np.array([[0, 0]]))
+    assert grown.order.tolist() == [3, 0, 1, 2]
+    assert_equal(grown.remove(["d"]), index)
+
+
+@pytest.mark.parametrize("sizes", [SIZES, (3, 4, 1, 4096)])
+def test_files_of_the_first_layout_are_read(tmp_path: Path, sizes: tuple[int, ...]) -> None:
+    index = Index.build(NAMES, CODES, sizes, "tok")
+    index.save(tmp_path)
+    bits = [(size - 1).bit_length() for size in sizes]
+    rows = []
+    for code in index.codes().tolist():
+        digits = "".join(f"{value:0{width}b}" for value, width in zip(code, bits, strict=True) if width)
+        rows.append([int(digits[at : at + 8].ljust(8, "0"), 2) for at in range(0, len(digits), 8)])
+    assert len(rows[0]) == 2
+    old = {"packed": np.array(rows, np.uint8), "shared": index.shared, "order": index.order}
+    write_tensors(tmp_path / "index.safetensors", old)
+    record = read_json(tmp_path / "stage.json")
+    del record["layout"]
+    write_json(tmp_path / "stage.json", record)
+    assert_equal(Index.load(tmp_path), index)
+
+
+def test_files_of_a_later_layout_are_refused(index: Index, tmp_path: Path) -> None:
+    index.save(tmp_path)
+    write_json(tmp_path / "stage.json", read_json(tmp_path / "stage.json") | {"layout": 3})
+    with pytest.raises(SiglumError, match="layout 3"):
+        Index.load(tmp_path)
 
 
 def test_a_hundred_thousand_items(tmp_path: Path) -> None:
@@ -232,7 +282,7 @@ def test_a_hundred_thousand_items(tmp_path: Path) -> None:
     ids = [f"item {i}" for i in range(len(codes))]
     Index.build(ids, codes, sizes, "tok").save(tmp_path)
     index = Index.load(tmp_path)
-    assert (tmp_path / "index.safetensors").stat().st_size < 28 * len(index)
+    assert (tmp_path / "index.safetensors").stat().st_size < 24.01 * len(index)
     assert index.order.tolist() == np.lexsort([codes[:, level] for level in range(16, -1, -1)]).tolist()
     assert np.array_equal(index.codes(), codes[index.order])
     lo, hi = index.root

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from siglum.index.pack import CHUNK, Layout, insertion_points, sort_rows
+from siglum.index.pack import CHUNK, Layout, insertion_points, narrow, sort_rows, widen
 from siglum.index.ragged import spread
 from siglum.types import SiglumError
 
@@ -26,9 +28,10 @@ def coded(draw: st.DrawFn) -> tuple[tuple[int, ...], np.ndarray]:
     return sizes, ends[np.arange(len(sizes)), picks]
 
 
-def test_paper_row_takes_21_bytes() -> None:
+def test_paper_row_takes_21_bytes_with_its_shared_length() -> None:
     layout = Layout(PAPER)
     assert layout.starts[-1] == 162
+    assert layout.tail == 31
     assert layout.row_bytes == 21
 
 
@@ -43,7 +46,9 @@ def test_round_trip(case: tuple[tuple[int, ...], np.ndarray]) -> None:
     sizes, codes = case
     layout = Layout(sizes)
     packed = layout.pack(codes)
-    assert packed.shape == (len(codes), -(-sum((size - 1).bit_length() for size in sizes) // 8))
+    bits = sum((size - 1).bit_length() for size in sizes) + len(sizes).bit_length()
+    assert packed.shape == (len(codes), -(-bits // 8))
+    assert not (packed[:, -1] & layout.tail).any()
     assert np.array_equal(layout.unpack(packed), codes)
     rows = np.arange(len(codes))[::-2]
     for level in range(len(sizes)):
@@ -73,7 +78,42 @@ def test_shared_counts_leading_codes(case: tuple[tuple[int, ...], np.ndarray]) -
     layout = Layout(sizes)
     before, after = codes, codes[::-1]
     differs = np.concatenate([before != after, np.ones((len(codes), 1), bool)], 1)
-    assert np.array_equal(layout.shared(layout.pack(before), layout.pack(after)), differs.argmax(1))
+    one, two = layout.pack(before), layout.pack(after)
+    two[:, -1] |= layout.tail  # what a row shared before does not count
+    assert np.array_equal(layout.shared(one, two), differs.argmax(1))
+
+
+@given(coded(), st.data())
+def test_link_writes_beside_the_codes(case: tuple[tuple[int, ...], np.ndarray], data: st.DataObject) -> None:
+    sizes, codes = case
+    layout = Layout(sizes)
+    packed = layout.pack(codes)
+    layout.link(packed)
+    differs = np.concatenate([codes[1:] != codes[:-1], np.ones((len(codes) - 1, 1), bool)], 1)
+    assert np.array_equal(packed[:, -1] & layout.tail, [0, *differs.argmax(1)])
+    assert np.array_equal(layout.unpack(packed), codes)
+    spoilt = data.draw(hnp.arrays(bool, len(codes)))
+    spoilt[0] = False
+    again = packed.copy()
+    again[spoilt, -1] ^= layout.tail
+    layout.link(again, np.flatnonzero(spoilt))
+    assert np.array_equal(again, packed)
+
+
+@given(st.integers(1, 300), st.randoms(use_true_random=False))
+def test_positions_come_back_from_few_bytes(count: int, random: random.Random) -> None:
+    order = np.array(random.sample(range(count), count))
+    packed = narrow(order)
+    assert packed.shape[1] == (0 if (order == np.arange(count)).all() else 1 if count <= 256 else 2)
+    assert np.array_equal(widen(packed), order)
+    assert np.array_equal(widen(packed, np.array([count - 1, 0])), order[[-1, 0]])
+
+
+@pytest.mark.parametrize(("count", "width"), [(256, 1), (257, 2), (1 << 16, 2), ((1 << 16) + 1, 3)])
+def test_bytes_of_a_position_follow_the_pool(count: int, width: int) -> None:
+    order = np.arange(count)[::-1]
+    assert narrow(order).shape == (count, width)
+    assert np.array_equal(widen(narrow(order)), order)
 
 
 @given(coded(), st.data())
@@ -83,7 +123,8 @@ def test_insertion_points_follow_equal_rows(case: tuple[tuple[int, ...], np.ndar
     old, new = sorted(codes[:cut].tolist()), codes[cut:].tolist()
     layout = Layout(sizes)
     packed_old = layout.pack(np.array(old, np.int64).reshape(-1, len(sizes)))
-    points = insertion_points(packed_old, layout.pack(codes[cut:]))
+    layout.link(packed_old)
+    points = insertion_points(packed_old, layout.pack(codes[cut:]), layout.tail)
     assert points.tolist() == [sum(row <= key for row in old) for key in new]
 
 
@@ -92,8 +133,10 @@ def test_rows_beyond_one_chunk() -> None:
     layout = Layout((512,) * 3)
     packed = layout.pack(codes)
     assert np.array_equal(layout.unpack(packed), codes)
+    layout.link(packed)
     expected = (np.cumprod(codes[1:] == codes[:-1], 1)).sum(1)
-    assert np.array_equal(layout.shared(packed[:-1], packed[1:]), expected)
+    assert np.array_equal(packed[1:, -1] & layout.tail, expected)
+    assert np.array_equal(layout.column(packed, 1, np.arange(len(codes))[::-1]), codes[::-1, 1])
 
 
 @pytest.mark.parametrize("sizes", [(), (4, 0), (1 << 32,), (2,) * 256])

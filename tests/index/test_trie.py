@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from siglum.index import Allowed, Children, Index
+from siglum.index import Allowed, Children, Index, trie
 from siglum.types import SiglumError
 
 
@@ -40,9 +42,14 @@ def bounds(nodes: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
     return array[:, 0], array[:, 1]
 
 
-@given(pools(), st.data())
-def test_children_equal_a_dictionary_trie(pool: tuple[Index, np.ndarray], data: st.DataObject) -> None:
-    index, codes = pool
+@given(pools(), st.sampled_from([0, 2, 64]), st.data())
+def test_children_equal_a_dictionary_trie(pool: tuple[Index, np.ndarray], scan: int, data: st.DataObject) -> None:
+    # Nodes of all sizes are looked up, read, or some of both.
+    with mock.patch.object(trie, "SCAN", scan):
+        check_children(*pool, data)
+
+
+def check_children(index: Index, codes: np.ndarray, data: st.DataObject) -> None:
     depth = data.draw(st.integers(0, index.levels - 1))
     nodes = ranges(codes, depth)
     # Any order, the same node twice, and empty ranges too.

@@ -1,6 +1,7 @@
 """Bit packing: a row of codes as the fewest bytes, so that byte order is code order.
 
-Shapes: N rows, L levels (the modality token, where there is one, is level 0), B bytes a row.
+The last bits of a row are left for the number of codes it shares with the row before, once rows are sorted.
+Shapes: N rows, L levels (the modality token, where there is one, is level 0), B bytes a row, W bytes a position.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ import numpy as np
 
 from siglum.types import SiglumError
 
-CHUNK = 1 << 16
+CHUNK = 1 << 14
 """Rows worked on at a time, so that temporary arrays stay in the cache and out of the memory figures."""
 MAX_LEVELS = 255
-"""Shared-prefix lengths are stored in one byte."""
+"""Shared-prefix lengths lie within one byte."""
 MAX_SIZE = 1 << 31
 """Codes are handed out as int32."""
 
@@ -29,11 +30,13 @@ def chunks(count: int) -> Iterator[slice]:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the code of every level lies in a packed row: ceil(log2 V) bits a level, most significant first.
+    """Where everything lies in a packed row: ceil(log2 V) bits a level, most significant first, then the tail.
+
+    The tail is the last bits of the last byte, enough for a shared-prefix length 0 to L.
 
     >>> layout = Layout((3, 512, 2048))
-    >>> layout.bits, layout.row_bytes
-    ((2, 9, 11), 3)
+    >>> layout.bits, layout.tail, layout.row_bytes
+    ((2, 9, 11), 3, 3)
     >>> layout.unpack(layout.pack(np.array([[2, 511, 7]]))).tolist()
     [[2, 511, 7]]
     """
@@ -65,16 +68,21 @@ class Layout:
         return tuple(sum(self.bits[:level]) for level in range(self.levels + 1))
 
     @cached_property
+    def tail(self) -> int:
+        """Mask of the last byte's bits that hold the shared-prefix length."""
+        return int((1 << self.levels.bit_length()) - 1)
+
+    @cached_property
     def row_bytes(self) -> int:
-        """Bytes B of one packed row."""
-        return -(-self.starts[-1] // 8)
+        """Bytes B of one packed row, codes and tail."""
+        return -(-(self.starts[-1] + self.levels.bit_length()) // 8)
 
     @cached_property
     def _level_of_bit(self) -> np.ndarray:
         return np.repeat(np.arange(self.levels, dtype=np.uint8), self.bits)
 
     def pack(self, codes_NL: np.ndarray) -> np.ndarray:
-        """Return codes (N, L) as uint8 rows (N, B); the codes must be in range."""
+        """Return codes (N, L) as uint8 rows (N, B), their tails zero; the codes must be in range."""
         packed_NB = np.empty((len(codes_NL), self.row_bytes), np.uint8)
         for part in chunks(len(codes_NL)):
             packed_NB[part] = self._pack_chunk(codes_NL[part])
@@ -99,15 +107,18 @@ class Layout:
         if bits == 0:
             return np.zeros(len(rows), np.int32)
         first, last = start // 8, (start + bits - 1) // 8
-        flat, at = packed_NB.reshape(-1), np.asarray(rows, np.int64) * self.row_bytes + first
-        value = flat[at].astype(np.int64)
-        for _ in range(first, last):
-            at += 1
-            value <<= 8
-            value |= flat[at]
-        value >>= 8 * (last + 1) - start - bits
-        value &= (1 << bits) - 1
-        return value.astype(np.int32)
+        flat, codes = packed_NB.reshape(-1), np.empty(len(rows), np.int32)
+        for part in chunks(len(rows)):
+            at = np.asarray(rows[part], np.int64) * self.row_bytes + first
+            value = flat[at].astype(np.int64)
+            for _ in range(first, last):
+                at += 1
+                value <<= 8
+                value |= flat[at]
+            value >>= 8 * (last + 1) - start - bits
+            value &= (1 << bits) - 1
+            codes[part] = value
+        return codes
 
     def unpack(self, packed_NB: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
         """Return the codes of the chosen rows (all of them by default), int32 (n, L)."""
@@ -120,49 +131,91 @@ class Layout:
 
     def shared(self, before_NB: np.ndarray, after_NB: np.ndarray) -> np.ndarray:
         """Return how many leading codes two packed rows have in common, row by row, uint8 (N,)."""
-        result = np.full(len(before_NB), self.levels, np.uint8)
-        if self.row_bytes == 0:
-            return result
+        differs_NB = before_NB ^ after_NB
+        differs_NB[:, -1] &= 255 ^ self.tail
+        byte = (differs_NB != 0).argmax(1)
+        value = np.take_along_axis(differs_NB, byte[:, None], 1)[:, 0]
         # Position of the highest set bit in a byte, counted from the left: the first bit that differs.
         first_bit = np.array([8 - value.bit_length() for value in range(256)])
-        for part in chunks(len(before_NB)):
-            differs_NB = before_NB[part] ^ after_NB[part]
-            byte = (differs_NB != 0).argmax(1)
-            value = np.take_along_axis(differs_NB, byte[:, None], 1)[:, 0]
-            other = np.flatnonzero(value)
-            result[part][other] = self._level_of_bit[8 * byte[other] + first_bit[value[other]]]
+        result = np.full(len(before_NB), self.levels, np.uint8)
+        other = np.flatnonzero(value)
+        result[other] = self._level_of_bit[8 * byte[other] + first_bit[value[other]]]
         return result
+
+    def link(self, packed_NB: np.ndarray, rows: np.ndarray | None = None) -> None:
+        """Write the shared-prefix lengths of these sorted rows (all of them by default), never row 0, in place."""
+        if rows is None:
+            for part in chunks(len(packed_NB) - 1):
+                after_NB = packed_NB[part.start + 1 : part.stop + 1]
+                after_NB[:, -1] |= self.shared(packed_NB[part], after_NB)
+        else:
+            for part in chunks(len(rows)):
+                some = rows[part]
+                after_NB = np.take(packed_NB, some, 0)
+                shared = self.shared(np.take(packed_NB, some - 1, 0), after_NB)
+                packed_NB[some, -1] = after_NB[:, -1] & (255 ^ self.tail) | shared
+
+
+def as_bytes(rows_NB: np.ndarray) -> np.ndarray:
+    """Return rows as one opaque value each, which numpy copies whole and compares byte by byte, (N,)."""
+    return np.ascontiguousarray(rows_NB).view(np.dtype((np.void, rows_NB.shape[1])))[:, 0]
+
+
+def as_rows(values: np.ndarray) -> np.ndarray:
+    """Undo `as_bytes`, uint8 (N, B)."""
+    return values.view(np.uint8).reshape(len(values), -1)
 
 
 def sort_rows(packed_NB: np.ndarray) -> np.ndarray:
     """Return the order that sorts packed rows, equal rows staying in the order they came, int64 (N,)."""
-    words = -(-packed_NB.shape[1] // 8)
-    if words == 0:
-        return np.arange(len(packed_NB))
-    # The first 8 bytes decide nearly always, and sorting one machine word is several times faster than lexsort.
-    key = _word(packed_NB, 0)
-    order = np.argsort(key)
-    key = key[order]
+    count, words = len(packed_NB), -(-packed_NB.shape[1] // 8)
+    # One machine word with the first bits and the row's number sorts faster than an order is found by argsort.
+    mask = np.uint64((1 << max(count - 1, 1).bit_length()) - 1)
+    key = _word(packed_NB, 0) & ~mask
+    key |= np.arange(count, dtype=np.uint64)
+    key.sort()
+    order = (key & mask).astype(np.int64)
+    key |= mask
     equal = key[1:] == key[:-1]
-    tied = np.zeros(len(order), bool)
+    tied = np.zeros(count, bool)
     tied[1:] |= equal
     tied[:-1] |= equal
     places = np.flatnonzero(tied)
     if len(places):
         rows = np.sort(order[places])
-        rows_NB = packed_NB[rows]
+        rows_NB = np.take(packed_NB, rows, 0)
         order[places] = rows[np.lexsort([_word(rows_NB, word) for word in reversed(range(words))])]
     return order
 
 
-def insertion_points(packed_NB: np.ndarray, new_MB: np.ndarray) -> np.ndarray:
-    """Return where each new row goes among sorted rows, after any equal row, int64 (M,)."""
-    if packed_NB.shape[1] == 0:
-        return np.full(len(new_MB), len(packed_NB))
-    # Unstructured void compares byte by byte, unsigned, which is the order of the codes.
-    kind = np.dtype((np.void, packed_NB.shape[1]))
-    old, new = np.ascontiguousarray(packed_NB).view(kind)[:, 0], np.ascontiguousarray(new_MB).view(kind)[:, 0]
-    return np.searchsorted(old, new, side="right")
+def insertion_points(packed_NB: np.ndarray, new_MB: np.ndarray, tail: int) -> np.ndarray:
+    """Return where each new row goes among sorted rows, after any with equal codes, int64 (M,)."""
+    last_MB = new_MB.copy()
+    last_MB[:, -1] |= tail
+    return np.searchsorted(as_bytes(packed_NB), as_bytes(last_MB), side="right")
+
+
+def narrow(order: np.ndarray) -> np.ndarray:
+    """Return positions of sorted rows in as few bytes as hold them, uint8 (N, W); W is 0 where each is its own row.
+
+    >>> narrow(np.array([2, 0, 1])).tolist(), narrow(np.array([0, 1, 2])).shape
+    ([[2], [0], [1]], (3, 0))
+    """
+    moved = (order != np.arange(len(order), dtype=order.dtype)).any()
+    width = -(-(len(order) - 1).bit_length() // 8) if moved else 0
+    return np.ascontiguousarray(order.astype("<u4").view(np.uint8).reshape(-1, 4)[:, :width])
+
+
+def widen(order_NW: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
+    """Return the positions of chosen rows (all of them by default) from what `narrow` made, uint32."""
+    width = order_NW.shape[1]
+    if width == 0:
+        return np.arange(len(order_NW), dtype=np.uint32) if rows is None else rows.astype(np.uint32)
+    some_NW = order_NW if rows is None else np.take(order_NW, rows, 0)
+    wide = np.zeros((len(some_NW), 4), np.uint8)
+    wide[:, :width] = some_NW
+    positions: np.ndarray = wide.view("<u4")[:, 0]
+    return positions
 
 
 def _word(packed_NB: np.ndarray, word: int) -> np.ndarray:

@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 
 from siglum import files
+from siglum.index.pack import Layout, narrow
 from siglum.types import SiglumError
 
 STAGE = "index"
+LAYOUT = 2
+"""Version of the arrays; 1 had the shared-prefix lengths and the positions as plain arrays of their own."""
 ROWS_FILE = "index.safetensors"
 IDS_FILE = "ids.safetensors"
 
@@ -34,6 +37,22 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
         for _, array in ordered:
             if array.size:
                 file.write(np.ascontiguousarray(array).data)
+
+
+def map_rows(path: Path, layout: Layout, count: int, version: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mapped packed rows and positions of an index; those of version 1 are brought into the new form."""
+    if version == LAYOUT:
+        rows = map_arrays(path, {"packed": ("u1", (count, layout.row_bytes)), "order": ("u1", (count, None))})
+        return rows["packed"], rows["order"]
+    if version != 1:
+        raise SiglumError(f"{path} has layout {version}, but this version reads layouts 1 and {LAYOUT}.")
+    code_bytes = -(-layout.starts[-1] // 8)
+    expected = {"packed": ("u1", (count, code_bytes)), "shared": ("u1", (count,)), "order": ("u4", (count,))}
+    old = map_arrays(path, expected)
+    packed_NB = np.zeros((count, layout.row_bytes), np.uint8)
+    packed_NB[:, :code_bytes] = old["packed"]
+    packed_NB[:, -1] |= old["shared"]
+    return packed_NB, narrow(old["order"])
 
 
 def map_arrays(path: Path, expected: Mapping[str, tuple[str, tuple[int | None, ...]]]) -> dict[str, np.ndarray]:

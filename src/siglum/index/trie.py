@@ -1,8 +1,9 @@
 """The implicit trie: a node at depth d is a range [lo, hi) of sorted rows that share their first d codes.
 
 Nothing but the sorted rows is stored. Inside a node at depth d a child begins at its first row and wherever a row
-shares exactly d codes with the row before. Every row shares one number of codes, so the rows listed by that number
-are one list per level and N numbers in all; a binary search in one of them finds the children of any node.
+shares exactly d codes with the row before. A node of few rows is read row by row. For one of many rows, those that
+share exactly d codes are listed on first use, and a binary search in the list finds its children: every row stands in
+one list, so the lists of all depths are 4 bytes an item at most, and fewer as the deep nodes are small.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from siglum.index.pack import Layout
+from siglum.index.pack import Layout, chunks, widen
 from siglum.index.ragged import spread
 from siglum.types import SiglumError
+
+SCAN = 64
+"""Rows of the largest node that is read row by row; few enough to cost less than two binary searches."""
 
 
 class Children(NamedTuple):
@@ -71,12 +75,11 @@ class Allowed:
 class Trie:
     """Children and leaves of ranges of sorted rows; all methods take many nodes at once."""
 
-    def __init__(self, layout: Layout, packed_NB: np.ndarray, shared: np.ndarray, order: np.ndarray) -> None:
-        """Wrap sorted packed rows, their shared-prefix lengths and their positions in the pool."""
+    def __init__(self, layout: Layout, packed_NB: np.ndarray, order_NW: np.ndarray) -> None:
+        """Wrap sorted packed rows and their positions in the pool as `narrow` makes them."""
         self._layout = layout
         self._packed_NB = packed_NB
-        self._shared = shared
-        self._order = order
+        self._order_NW = order_NW
         self._branches: dict[int, np.ndarray] = {}
 
     def children(self, lo: np.ndarray, hi: np.ndarray, depth: int, allowed: Allowed | None = None) -> Children:
@@ -84,18 +87,15 @@ class Trie:
         if not 0 <= depth < self._layout.levels:
             raise SiglumError(f"depth is {depth}, but only depths 0 to {self._layout.levels - 1} have children.")
         lo, hi = np.asarray(lo, np.int64), np.asarray(hi, np.int64)
-        branches = self._branches_at(depth)
-        # Keys of the array's own type: any other would make searchsorted convert the whole array.
-        first = np.searchsorted(branches, lo.astype(np.uint32), "right") - 1
-        counts = np.where(hi > lo, np.searchsorted(branches, hi.astype(np.uint32), "left") - first, 0)
-        ends = np.cumsum(counts)
-        some = counts > 0
-        child_lo = branches[spread(first, counts)].astype(np.int64)
-        child_lo[(ends - counts)[some]] = lo[some]
-        child_hi = np.empty_like(child_lo)
-        child_hi[:-1] = child_lo[1:]
-        child_hi[ends[some] - 1] = hi[some]
-        parent = np.repeat(np.arange(len(lo)), counts)
+        if (hi - lo == 1).all():  # single items: a few levels down nearly all nodes are
+            parent, child_lo, child_hi = np.arange(len(lo)), lo, hi
+        else:
+            counts, child_lo = self._split(lo, hi, depth)
+            parent = np.repeat(np.arange(len(lo)), counts)
+            child_hi = np.empty_like(child_lo)
+            child_hi[:-1] = child_lo[1:]
+            some = counts > 0
+            child_hi[np.cumsum(counts)[some] - 1] = hi[some]
         if allowed is not None:
             keep = allowed.count(child_lo, child_hi) > 0
             parent, child_lo, child_hi = parent[keep], child_lo[keep], child_hi[keep]
@@ -110,12 +110,49 @@ class Trie:
         if allowed is not None:
             keep = allowed.rows[row]
             row, parent = row[keep], parent[keep]
-        return Leaves(parent, row, self._order[row].astype(np.int64))
+        return Leaves(parent, row, widen(self._order_NW, row).astype(np.int64))
+
+    def _split(self, lo: np.ndarray, hi: np.ndarray, depth: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return how many children every node has, and the first rows of all of them, int64."""
+        is_large = hi - lo > SCAN
+        if is_large.all():
+            return self._look_up(lo, hi, depth)
+        if not is_large.any():
+            return self._read(lo, hi, depth)
+        counts, parts = np.empty(len(lo), np.int64), []
+        for chosen, split in ((is_large, self._look_up), (~is_large, self._read)):
+            counts[chosen], rows = split(lo[chosen], hi[chosen], depth)
+            parts.append((chosen, rows))
+        first = np.cumsum(counts) - counts
+        result = np.empty(counts.sum(), np.int64)
+        for chosen, rows in parts:
+            result[spread(first[chosen], counts[chosen])] = rows
+        return counts, result
+
+    def _read(self, lo: np.ndarray, hi: np.ndarray, depth: int) -> tuple[np.ndarray, np.ndarray]:
+        """Split nodes of few rows by reading all of them."""
+        size = np.maximum(hi - lo, 0)
+        row = spread(lo, size)
+        begins = (self._packed_NB[row, -1] & self._layout.tail) == depth
+        begins[(np.cumsum(size) - size)[size > 0]] = True
+        parent = np.repeat(np.arange(len(lo)), size)
+        return np.bincount(parent[begins], minlength=len(lo)), row[begins]
+
+    def _look_up(self, lo: np.ndarray, hi: np.ndarray, depth: int) -> tuple[np.ndarray, np.ndarray]:
+        """Split nodes of many rows by binary search among the listed rows of this depth."""
+        branches = self._branches_at(depth)
+        # Keys of the array's own type: any other would make searchsorted convert the whole array.
+        first = np.searchsorted(branches, lo.astype(np.uint32), "right") - 1
+        counts = np.searchsorted(branches, hi.astype(np.uint32), "left") - first
+        row = branches[spread(first, counts)].astype(np.int64)
+        row[np.cumsum(counts) - counts] = lo
+        return counts, row
 
     def _branches_at(self, depth: int) -> np.ndarray:
         """Return row 0 and every row that shares exactly `depth` codes with the row before, uint32."""
         if depth not in self._branches:
-            branch = self._shared == depth
-            branch[0] = True
-            self._branches[depth] = np.flatnonzero(branch).astype(np.uint32)
+            last, tail = self._packed_NB[:, -1], self._layout.tail
+            found = [part.start + np.flatnonzero((last[part] & tail) == depth) for part in chunks(len(last))]
+            rows = np.concatenate([np.zeros(int(depth > 0), np.int64), *found])
+            self._branches[depth] = rows.astype(np.uint32)
         return self._branches[depth]
