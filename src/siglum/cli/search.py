@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from siglum.cli.common import say
+from siglum.cli.common import check_words, say
 from siglum.device import check_device
 from siglum.types import SiglumError
 
@@ -67,7 +67,7 @@ def run(command: Command) -> dict[str, Any]:
     from siglum.search.retriever import Retriever
 
     source = read_source(command.folder)
-    _check_words(command, source)
+    check_words(command.folder, command.text, source)
     retriever = Retriever.load(command.folder, device=check_device(command.device))
     if retriever.decoder is None:
         say(f"{command.folder} has no trained decoder: searching by geometry alone")
@@ -96,15 +96,6 @@ def run(command: Command) -> dict[str, Any]:
         beam = command.beam or retriever.config.beam
         say(f"{len(hits)} of the {command.k} hits asked for: a beam of {beam} reaches no more; a wider --beam does")
     return {"hits": found}
-
-
-def _check_words(command: Command, source: dict[str, Any]) -> None:
-    """Refuse words in a run that could only answer them with noise."""
-    if command.text and not source.get("supervised", True) and not source.get("joint", True):
-        raise SiglumError(
-            f"{command.folder} was built without captions by an encoder that does not put words and pictures into one"
-            " space, so words cannot find anything; give --image FILE alone, or build with captions or a CLIP encoder."
-        )
 
 
 def _show(command: Command, source: dict[str, Any], hits: Sequence[Hit], number: int) -> None:

@@ -1,0 +1,257 @@
+"""`siglum explain`: where and why the beam keeps or loses a target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tyro
+
+from siglum.cli.common import check_words, say
+from siglum.device import check_device
+from siglum.types import Query, SiglumError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from rich.table import Table
+    from rich.tree import Tree
+    from torch import Tensor
+
+    from siglum.measure.explain import Explanation, Prefix
+    from siglum.search.retriever import Retriever
+    from siglum.types import Task, Vectors
+
+BEST = 2
+"""Best prefixes of a level in the terminal's tree, beside the target."""
+
+
+@dataclass(kw_only=True)
+class Command:
+    """Follow one target through the beam of one query, level by level: its rank, its score and what beats it.
+
+    Examples:
+      siglum explain runs/demo --query "a big red star left of a blue ring" --target s0000012-i
+      siglum explain runs/demo --query-id t2i-s0000004-0 --own-pool
+      siglum explain runs/photos --query "two dogs in the snow" --target dogs/7.jpg --out explain.html
+    """
+
+    folder: tyro.conf.Positional[Path]
+    """The run folder."""
+    query: str = ""
+    """What to look for, in words."""
+    image: Path | None = None
+    """A picture to look for."""
+    query_id: str = ""
+    """A test or validation query of the run instead; its first right item is the target unless one is named."""
+    target: str = ""
+    """The item to follow: its id, or its file where the items are files of a folder."""
+    instruction: str = ""
+    """What kind of thing is wanted, such as "Find a picture that shows this."."""
+    beam: int | None = None
+    """Another beam width than the run's."""
+    omega: float | None = None
+    """Another fusion weight than the run's."""
+    scorer: str | None = None
+    """fused, decoder, geometry or oracle."""
+    within: Path | None = None
+    """Search only the ids in this text file, one a line."""
+    own_pool: bool = False
+    """Search only the pool of the query's task, as `siglum eval` does; goes with --query-id."""
+    out: Path | None = None
+    """Write the tree as a page (HTML) to this file."""
+    seed: int = 0
+    """Accepted for uniformity; nothing is drawn at random."""
+    device: str = "cpu"
+    """cpu, cuda or mps."""
+    json: bool = False
+    """Print one JSON document on stdout."""
+
+
+def run(command: Command) -> dict[str, Any]:
+    """Explain, print the verdict, the levels and the tree, and write the page if asked."""
+    from siglum.data.source import read_source
+    from siglum.measure.explain import explain, record_of
+    from siglum.search.retriever import Retriever
+
+    _check(command)
+    source = read_source(command.folder)
+    retriever = Retriever.load(command.folder, device=check_device(command.device))
+    if retriever.decoder is None:
+        say(f"{command.folder} has no trained decoder: searching by geometry alone")
+    asked = _stored(command, source, retriever) if command.query_id else _typed(command, source, retriever)
+    options = {
+        name: getattr(command, name) for name in ("beam", "omega", "scorer") if getattr(command, name) is not None
+    }
+    within = asked.pool if command.within is None else command.within.read_text().split()
+    explanation = explain(retriever, asked.vector_1D, asked.target, within=within, **options)
+    if not command.json:
+        _print(explanation)
+    if command.out is not None:
+        _write_page(command.out, explanation, asked.query, source, title=str(command.folder))
+    return {"query_id": command.query_id or None, "query": asked.query.text, **record_of(explanation)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A query ready to be searched with, and the item it is about."""
+
+    query: Query
+    vector_1D: Tensor
+    target: str
+    pool: np.ndarray | None = None
+    """Which items of the index are searched; None means all."""
+
+
+def _check(command: Command) -> None:
+    """Refuse what cannot be asked before anything is loaded."""
+    typed = bool(command.query or command.image or command.instruction)
+    if bool(command.query_id) == typed:
+        raise SiglumError("explain needs one query: --query TEXT, --image FILE or both, or --query-id ID.")
+    if typed and not (command.query or command.image):
+        raise SiglumError("an instruction alone is no query; give --query TEXT, --image FILE or both.")
+    if typed and not command.target:
+        raise SiglumError("explain needs --target ITEM_ID, the item to follow; only --query-id knows one by itself.")
+    if command.own_pool and not command.query_id:
+        raise SiglumError("--own-pool goes with --query-id: a query of one's own belongs to no task.")
+    if command.own_pool and command.within:
+        raise SiglumError("--own-pool and --within both say what to search; give one of them.")
+    if command.within is not None and not command.within.exists():
+        raise SiglumError(f"{command.within} does not exist.")
+
+
+def _typed(command: Command, source: dict[str, Any], retriever: Retriever) -> _Asked:
+    """Encode the query of the command line."""
+    from siglum.encode.run import encode_rows
+
+    check_words(command.folder, command.query, source)
+    if retriever.encoder is None:
+        raise SiglumError(f"{command.folder} was made from plain vectors and has no encoder; give --query-id ID.")
+    text, instruction = command.query or None, command.instruction or None
+    query = Query(id="", text=text, image=command.image, instruction=instruction)
+    features = encode_rows([query], retriever.encoder, strict=True)
+    return _Asked(query, retriever.vectors(features, "queries"), _item_id(command.target, source, retriever))
+
+
+def _stored(command: Command, source: dict[str, Any], retriever: Retriever) -> _Asked:
+    """Take a query of the run's own tasks, and its first right item that is in the index."""
+    import numpy as np
+
+    from siglum.data.vectors import load_vectors
+
+    vectors, _ = load_vectors(command.folder / "1-vectors")
+    task, place = _find(vectors, command.query_id)
+    right = [vectors.items.ids[int(row)] for row in task.positives[place]]
+    target = _item_id(command.target, source, retriever) if command.target else ""
+    target = target or next((name for name in right if name in retriever.index.ids), right[0])
+    pool = None
+    if command.own_pool:
+        names = {vectors.items.ids[int(row)] for row in task.pool_rows}
+        pool = np.array([name in names for name in retriever.index.ids])
+    features = vectors.queries.rows(task.query_rows[place : place + 1])
+    return _Asked(_recall(command.query_id, task, source), retriever.vectors(features, "queries"), target, pool)
+
+
+def _find(vectors: Vectors, query_id: str) -> tuple[Task, int]:
+    """Return the task of a query and its place there."""
+    tasks = sorted(vectors.tasks, key=lambda task: task.split != "test")
+    for task in tasks:
+        for place, row in enumerate(task.query_rows):
+            if vectors.queries.ids[int(row)] == query_id:
+                return task, place
+    some = [vectors.queries.ids[int(task.query_rows[0])] for task in tasks if len(task.query_rows)][:3]
+    known = f"it has such as {', '.join(some)}" if some else "it has none at all"
+    raise SiglumError(f"the run has no test or validation query {query_id!r}; {known}.")
+
+
+def _recall(query_id: str, task: Task, source: dict[str, Any]) -> Query:
+    """Return a query of the carried world with its words and picture; of any other run only the id is known."""
+    from siglum.data.world import World
+
+    if source.get("kind") != "world":
+        return Query(id=query_id)
+    queries = World(source["items"], source["seed"]).queries(task.split, task.name)
+    return next((query for query in queries if query.id == query_id), Query(id=query_id))
+
+
+def _item_id(name: str, source: dict[str, Any], retriever: Retriever) -> str:
+    """Return the id of an item that may be named by its file."""
+    import os
+
+    from siglum.data.folder import id_of
+
+    if source.get("kind") != "folder" or name in retriever.index.ids:
+        return name
+    return id_of(os.path.relpath(name, source["path"]) if Path(name).exists() else name)
+
+
+def _print(explanation: Explanation) -> None:
+    """Print the verdict, a table of the levels and the tree."""
+    from rich.console import Console
+
+    from siglum.measure.explain import tell
+
+    console = Console(width=max(100, 60 + 20 * len(explanation.levels[0].target.parts)), highlight=False)
+    console.print("\n".join(tell(explanation)), markup=False, soft_wrap=True)
+    console.print()
+    console.print(_table(explanation))
+    console.print()
+    console.print(_tree(explanation))
+
+
+def _table(explanation: Explanation) -> Table:
+    """Return the target's numbers at every level; behind each part of the score, what the last one kept has less."""
+    from rich.table import Table
+
+    from siglum.measure.explain import name_part
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    parts = list(explanation.levels[0].target.parts)
+    for name in ("level", "code", "rank", "of", "in pool", "kept", "score", "last kept", *map(name_part, parts)):
+        table.add_column(name, justify="right")
+    for level in explanation.levels:
+        own, gaps = level.target, level.gap_parts
+        counts = [str(level.level or "M"), *map(str, (own.codes[-1], own.rank, level.candidates, level.prefixes))]
+        scores = [f"{own.score:.2f} ({level.gap:+.2f})", f"{level.last.score:.2f}"]
+        scores += [f"{own.parts[name]:.2f} ({gaps[name]:+.2f})" for name in parts]
+        style = "" if own.kept else "bold red" if level is explanation.fall else "dim"
+        table.add_row(*counts, str(level.kept), *scores, style=style)
+    return table
+
+
+def _tree(explanation: Explanation) -> Tree:
+    """Return the target's path down to its end, with the best prefixes of every level beside it."""
+    from rich.text import Text
+    from rich.tree import Tree
+
+    root = Tree("query", guide_style="dim")
+    nodes: dict[tuple[int, ...], Tree] = {(): root}
+
+    def grow(codes: tuple[int, ...], label: Text) -> Tree:
+        parent = nodes.get(codes[:-1]) or grow(codes[:-1], Text(str(codes[-2]), style="dim"))
+        nodes[codes] = parent.add(label)
+        return nodes[codes]
+
+    for level in explanation.levels:
+        fell = level is explanation.fall
+        told: dict[tuple[int, ...], Prefix] = {p.codes: p for p in (*level.best[:BEST], level.target)}
+        for prefix in sorted(told.values(), key=lambda prefix: prefix.codes):
+            mine = prefix.codes == level.target.codes
+            words = f"{prefix.codes[-1]}  rank {prefix.rank}  {prefix.score:.2f}  {', '.join(prefix.examples)}"
+            words += "  ✗ falls here" if mine and fell else "  ← target" if mine else ""
+            grow(prefix.codes, Text(words, style="bold red" if mine and fell else "bold" if mine else ""))
+        if fell:
+            break
+    return root
+
+
+def _write_page(path: Path, explanation: Explanation, query: Query, source: dict[str, Any], title: str) -> None:
+    """Write the page, with the texts and pictures of the items it tells of where they can be found."""
+    from siglum.data.source import find_items
+    from siglum.files import write_text
+    from siglum.measure.tree import render_explanation
+
+    told = [prefix for level in explanation.levels for prefix in (*level.best, level.last, level.target)]
+    names = {name for prefix in told for name in prefix.examples} | {hit.item_id for hit in explanation.hits}
+    write_text(path, render_explanation(explanation, query, find_items(source, sorted(names)), title))
+    say(f"page: {path}")

@@ -1,0 +1,357 @@
+"""Why one target was found or lost: its path through the real beam, level by level, with every part of its score.
+
+The beam runs as it always does and leaves its trace; the same prefixes are then scored again, once by the whole scorer
+and once by each of its parts, for the prefixes that stayed and those that went. A target that fell is followed to its
+leaf all the same, to tell whether pruning lost it or the score.
+Shapes: R live prefixes, C candidates, P parts of the score, D numbers a vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from siglum.config import SearchConfig, as_dict, from_dict
+from siglum.index import Index
+from siglum.index.trie import Allowed, Children
+from siglum.search.beam import Beams, as_hits, beam_search
+from siglum.search.lookahead import LookAhead
+from siglum.search.retriever import Retriever
+from siglum.search.scorers import DecoderScorer, GeometryScorer, OracleScorer, PriorScorer, Scorer, SumScorer
+from siglum.types import Hit, SiglumError
+
+GEOMETRY = "geometry"
+PARTS: dict[type, str] = {
+    DecoderScorer: "log_probability",
+    PriorScorer: "prior",
+    GeometryScorer: GEOMETRY,
+    OracleScorer: "oracle",
+}
+"""Names of the parts of a score; a scorer that is not listed goes by its class."""
+BEST, EXAMPLES = 5, 3
+"""How many of a level's best prefixes are told, and how many items under a prefix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """One prefix as the beam saw it."""
+
+    codes: tuple[int, ...]
+    rank: int
+    """Among the candidates of its level, from 1; of a target that is out already, where it would stand."""
+    parent: int
+    """Rank of the prefix it continues, at the level before; 0 at the first."""
+    kept: bool
+    score: float
+    parts: Mapping[str, float]
+    """What the score is the sum of, weights included."""
+    items: int
+    """How many items lie under it."""
+    examples: tuple[str, ...]
+    """Ids of some of them, evenly spread; under the target's own prefix the target comes first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One level of the beam, and where the target stood."""
+
+    level: int
+    """0 is the modality token; codewords begin at 1."""
+    prefixes: int
+    """Distinct prefixes of the pool."""
+    candidates: int
+    """Continuations of live prefixes, which is what the beam chose from."""
+    kept: int
+    target: Prefix
+    best: tuple[Prefix, ...]
+    """The best of those kept."""
+    last: Prefix
+    """The last one kept: whatever ranks behind it is pruned."""
+
+    @property
+    def name(self) -> str:
+        """The level in words."""
+        return f"level {self.level}" if self.level else "the modality token"
+
+    @property
+    def gap(self) -> float:
+        """The target's score less that of the last prefix kept."""
+        return self.target.score - self.last.score
+
+    @property
+    def gap_parts(self) -> dict[str, float]:
+        """The same for every part of the score."""
+        return _less(self.target, self.last)
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The way of one target through the beam of one query."""
+
+    target: str
+    codes: tuple[int, ...]
+    beam: int
+    levels: tuple[Level, ...]
+    rank: int | None
+    """Final rank among the items found; None where the target fell."""
+    found: int
+    """Items found."""
+    hits: tuple[Hit, ...]
+    """The first of them."""
+
+    @property
+    def fall(self) -> Level | None:
+        """The level at which the target was pruned."""
+        return next((level for level in self.levels if not level.target.kept), None)
+
+
+def explain(
+    retriever: Retriever,
+    query_1D: Tensor,
+    target: str,
+    *,
+    within: Iterable[str] | np.ndarray | None = None,
+    best: int = BEST,
+    **options: Any,
+) -> Explanation:
+    """Follow a target through the search that `Retriever.rank` does for one query vector (1, D).
+
+    `within` restricts the search, `options` are fields of `SearchConfig`, `best` is how many prefixes a level tells.
+    """
+    index, config = retriever.index, from_dict(SearchConfig, {**as_dict(retriever.config), **options})
+    if target not in index.ids:
+        raise SiglumError(
+            f"the target {target!r} is not in the index, whose {len(index):,} items begin with {index.ids[0]!r}."
+        )
+    within = within if within is None or isinstance(within, np.ndarray) else list(within)
+    row, allowed = int(index.rows([target])[0]), None if within is None else index.allow(within)
+    if allowed is not None and not allowed.rows[row]:
+        raise SiglumError(
+            f"the target {target!r} is not among the {int(allowed.rows.sum()):,} items the search is kept to."
+        )
+    ranking = retriever.rank(query_1D, k=len(index), within=within, **options)[0]
+    place, hits = np.flatnonzero(ranking.row == row), as_hits(index, ranking)
+    levels = follow(
+        retriever.scorer(config),
+        index,
+        query_1D,
+        row,
+        beam=config.beam,
+        allowed=allowed,
+        ahead=retriever.lookahead(config),
+        first=retriever.tokenizer.quantizer.first,
+        best=best,
+    )
+    rank = int(place[0]) + 1 if len(place) else None
+    return Explanation(target, levels[-1].target.codes, config.beam, tuple(levels), rank, len(hits), tuple(hits[:best]))
+
+
+@torch.no_grad()
+def follow(
+    scorer: Scorer,
+    index: Index,
+    query_1D: Tensor,
+    row: int,
+    *,
+    beam: int,
+    allowed: Allowed | None = None,
+    ahead: LookAhead | None = None,
+    first: int = 0,
+    best: int = BEST,
+) -> list[Level]:
+    """Search for one query vector (1, D) and tell, level by level, where the item of this sorted row stands.
+
+    `first` is the number of tokens before the first codeword: 1 where codes begin with a modality token.
+    """
+    if best < 1:
+        raise SiglumError(f"best must be at least 1 prefix a level, not {best}.")
+    trace: list[Beams] = []
+    beam_search(scorer, index, query_1D, beam, allowed, trace, ahead)
+    again = _Again(scorer, index, query_1D, allowed, ahead)
+    lo, hi = index.root
+    rank_R, runs_R = np.zeros(1, np.int64), np.ones(1, bool)
+    levels = []
+    for depth, live in enumerate(trace):
+        kids = index.children(lo, hi, depth, allowed)
+        score_C, parts = again.score(depth, kids)
+        runs_C = runs_R[kids.parent]  # children of a target that is out are scored, but out of the running
+        kept_C = np.isin(kids.lo, live.lo) & runs_C
+        order = np.lexsort((np.arange(len(score_C)), -score_C))
+        rank_C = np.empty_like(order)
+        rank_C[order] = 1 + np.cumsum(runs_C[order]) - runs_C[order]
+        seen = _Seen(index, allowed, row, depth, kids, score_C, parts, rank_C, rank_R[kids.parent], kept_C)
+        mine = int(np.flatnonzero((kids.lo <= row) & (row < kids.hi))[0])
+        stay = [int(place) for place in order if kept_C[place]]
+        levels.append(
+            Level(
+                level=depth + 1 - first,
+                prefixes=_count_prefixes(index, depth + 1, allowed),
+                candidates=int(runs_C.sum()),
+                kept=len(stay),
+                target=seen.tell(mine),
+                best=tuple(map(seen.tell, stay[:best])),
+                last=seen.tell(stay[-1]),
+            )
+        )
+        keep = np.flatnonzero(kept_C | (np.arange(len(kept_C)) == mine))
+        again.advance(depth, kids, keep)
+        lo, hi, rank_R, runs_R = kids.lo[keep], kids.hi[keep], rank_C[keep], kept_C[keep]
+    return levels
+
+
+def tell(explanation: Explanation) -> list[str]:
+    """Return in sentences what became of the target, and why."""
+    fall, end = explanation.fall, explanation.levels[-1]
+    if fall is None:
+        said = [
+            f"{explanation.target} survives every level and is found at rank {explanation.rank} of"
+            f" {explanation.found}.",
+            _closest(explanation),
+        ]
+        lead, name = end.best[0], explanation.hits[0].item_id
+        if end.target.rank > 1:
+            ahead = _compare(_less(lead, end.target))
+            said.append(f"{name}, the first, is {lead.score - end.target.score:.2f} ahead: {ahead}.")
+        return said
+    said = [
+        f"{explanation.target} falls at {fall.name}: its prefix ranks {fall.target.rank:,} of {fall.candidates:,}, and"
+        f" the beam keeps {fall.kept}.",
+        f"It is {-fall.gap:.2f} below the last one kept: {_compare(fall.gap_parts)}."
+        if fall.gap
+        else "It ties with the last one kept, and of equal scores the smaller code stays.",
+    ]
+    if fall is not end:
+        rank, beam = end.target.rank, explanation.beam
+        why = "pruning lost it, not the score" if rank <= beam else f"beyond the beam of {beam} all the same"
+        said.append(f"Had it stayed, its leaf would rank {rank:,}: {why}.")
+    return said
+
+
+def record_of(explanation: Explanation) -> dict[str, Any]:
+    """Return an explanation as plain JSON values, the sentences and the gaps included."""
+    fall, record = explanation.fall, asdict(explanation)
+    for level, own in zip(explanation.levels, record["levels"], strict=True):
+        own |= {"beaten_by": level.target.rank - 1, "gap": level.gap, "gap_parts": level.gap_parts}
+    return {**record, "fell_at": None if fall is None else fall.level, "verdict": tell(explanation)}
+
+
+def name_part(part: str) -> str:
+    """Return a part of the score as people read it.
+
+    >>> name_part("log_probability")
+    'log-probability'
+    """
+    return part.replace("_", "-")
+
+
+def _closest(explanation: Explanation) -> str:
+    pruned = [level for level in explanation.levels if level.candidates > level.kept]
+    if not pruned:
+        return "No level had more prefixes than the beam holds, so nothing was pruned."
+    level = max(pruned, key=lambda level: level.target.rank)
+    if level.target.rank == 1:
+        return "Its prefix ranks first wherever the beam prunes."
+    place = f"rank {level.target.rank} of {level.candidates:,}"
+    return f"Its closest call is {level.name}: {place}, {level.gap:.2f} above the last of the {level.kept} kept."
+
+
+def _less(one: Prefix, other: Prefix) -> dict[str, float]:
+    return {name: value - other.parts[name] for name, value in one.parts.items()}
+
+
+def _compare(parts: Mapping[str, float]) -> str:
+    """Say how a prefix differs from another in every part of the score.
+
+    >>> _compare({"log_probability": -2.1, "geometry": 1.25})
+    'log-probability 2.10 lower, geometry 1.25 higher'
+    """
+    return ", ".join(
+        f"{name_part(name)} {abs(value):.2f} {'lower' if value < 0 else 'higher'}" for name, value in parts.items()
+    )
+
+
+def _count_prefixes(index: Index, depth: int, allowed: Allowed | None) -> int:
+    """Count the distinct prefixes of this many codes that lead to an (allowed) item."""
+    lo = np.flatnonzero(index.shared < depth)
+    return len(lo) if allowed is None else int((allowed.count(lo, np.append(lo[1:], len(index))) > 0).sum())
+
+
+class _Again:
+    """Scores live prefixes of one query again, by the whole scorer and by each of its parts."""
+
+    def __init__(
+        self, scorer: Scorer, index: Index, query_1D: Tensor, allowed: Allowed | None, ahead: LookAhead | None
+    ) -> None:
+        parts = scorer.parts if isinstance(scorer, SumScorer) else [scorer]
+        self.names = [PARTS.get(type(part), type(part).__name__) for part in parts]
+        self.scorers = [scorer, *parts]
+        self.states = [one.begin(query_1D) for one in self.scorers]
+        self.path_PR = np.zeros((len(self.scorers), 1))
+        self.levels, self.device = index.levels, query_1D.device
+        self.potential = None if ahead is None else ahead.begin(query_1D, index, allowed)
+
+    def score(self, depth: int, kids: Children) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Return the candidates' scores (C,), and by name the parts they are the sum of."""
+        parent, token = self._tensors(kids, slice(None))
+        pairs = zip(self.scorers, self.states, strict=True)
+        step_PC = [one.score(state, depth, parent, token).double().cpu().numpy() for one, state in pairs]
+        self.path_PR = self.path_PR[:, kids.parent] + np.stack(step_PC)
+        parts = dict.fromkeys(self.names, np.zeros(len(parent)))
+        for name, own in zip(self.names, self.path_PR[1:], strict=True):
+            parts[name] = parts[name] + own
+        if self.potential is None:
+            return self.path_PR[0], parts
+        # The best leaf below a prefix stands for its geometry, and is not summed along the path.
+        most = self.potential.best(np.zeros(len(parent), np.int64), kids.lo, kids.hi)
+        return self.path_PR[0] + most, {**parts, GEOMETRY: parts.get(GEOMETRY, 0.0) + most}
+
+    def advance(self, depth: int, kids: Children, keep: np.ndarray) -> None:
+        """Go on with these candidates."""
+        self.path_PR = self.path_PR[:, keep]
+        if depth + 1 < self.levels:
+            parent, token = self._tensors(kids, keep)
+            pairs = zip(self.scorers, self.states, strict=True)
+            self.states = [one.advance(state, depth, parent, token) for one, state in pairs]
+
+    def _tensors(self, kids: Children, some: np.ndarray | slice) -> tuple[Tensor, Tensor]:
+        parent, token = (torch.as_tensor(own[some], device=self.device) for own in (kids.parent, kids.token))
+        return parent, token.long()
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """The candidates of one level, of which a few are told."""
+
+    index: Index
+    allowed: Allowed | None
+    row: int
+    depth: int
+    kids: Children
+    score_C: np.ndarray
+    parts: dict[str, np.ndarray]
+    rank_C: np.ndarray
+    parent_C: np.ndarray
+    kept_C: np.ndarray
+
+    def tell(self, place: int) -> Prefix:
+        """Return one candidate."""
+        rows = np.arange(self.kids.lo[place], self.kids.hi[place])
+        rows = rows if self.allowed is None else rows[self.allowed.rows[rows]]
+        some = rows[np.linspace(0, len(rows) - 1, min(EXAMPLES, len(rows))).astype(np.int64)].tolist()
+        if rows[0] <= self.row <= rows[-1]:
+            some = [self.row, *(row for row in some if row != self.row)][:EXAMPLES]
+        return Prefix(
+            codes=tuple(self.index.codes(rows[:1])[0, : self.depth + 1].tolist()),
+            rank=int(self.rank_C[place]),
+            parent=int(self.parent_C[place]),
+            kept=bool(self.kept_C[place]),
+            score=float(self.score_C[place]),
+            parts={name: float(own[place]) for name, own in self.parts.items()},
+            items=len(rows),
+            examples=tuple(self.index.ids.take(self.index.order[some].astype(np.int64))),
+        )
