@@ -1,0 +1,168 @@
+"""Experiment `bound`: do the three quantities of the survival bound tell which targets survive?
+
+K (ranking divergence), m (teacher margin) and ε (decoder mismatch) of every query and level, against cumulative
+survival at B = 20 in the quantised oracle's beam and in the recipe's own. The paper's temperature for this is 1; the
+one the tokenizer was trained with stands beside it. ε costs a decoder's pass over many prefixes, so fewer queries
+have it. Shapes: Q queries, T tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from siglum.experiment.base import Outcome, Part, Unit, by_unit
+from siglum.experiment.bound_view import quintile_figure, quintile_table, rho_figure, rho_table
+from siglum.experiment.setting import Setting
+from siglum.experiment.survival_beams import asked_tasks, compared_units, follow, searches, targets_of
+from siglum.experiment.survival_statistics import associate, average
+from siglum.experiment.trained import Trained, open_trained
+from siglum.measure.retention import LevelQuantities, retention
+from siglum.types import Task
+
+BEAM, TAU = 20, 1.0
+"""The paper's beam and temperature of this analysis."""
+EPS_QUERIES = 1000
+"""Queries, in all tasks together, whose ε is measured."""
+QUANTITIES = ("K", "m")
+MISMATCHES = ("eps", "eps_plain", "eps_fused", "eps_fused_plain")
+"""ε as printed (τ on the decoder's score), with decoder temperature 1, and both of the fused score."""
+
+
+class Bound:
+    """Survival by quintile of K, m and ε, with Spearman's ρ, at every level and pooled over levels."""
+
+    name = "bound"
+    title = "Survival by the quantities of the survival bound"
+
+    def units(self, setting: Setting) -> list[Unit]:
+        """Return GENIUS and the recipe under study."""
+        tau = setting.config().tokenizer.temperature
+        return compared_units(setting, beam=BEAM, taus=sorted({tau, TAU}), eps_queries=EPS_QUERIES)
+
+    def measure(self, setting: Setting, unit: Unit) -> dict[str, Any]:
+        """Measure the quantities of all test queries in their own pools, and what became of their targets."""
+        trained, beam = open_trained(setting, unit.config), int(unit.options["beam"])
+        tasks = asked_tasks(trained)
+        found: dict[str, Any] = {"beam": beam, "queries": sum(len(task.query_rows) for task in tasks), "taus": {}}
+        for tau in unit.options["taus"]:
+            rows = [_measure(trained, task, beam, tau, decoder=False) for task in tasks]
+            found["taus"][f"{tau:g}"] = _describe(rows, QUANTITIES)
+        few = asked_tasks(trained, unit.options["eps_queries"])
+        rows = [_measure(trained, task, beam, trained.config.tokenizer.temperature, decoder=True) for task in few]
+        names = [name for name in MISMATCHES if name in rows[0].value]
+        found["mismatch"] = _describe(rows, names)
+        found["tau"] = f"{trained.config.tokenizer.temperature:g}"
+        found["eps_scope"] = rows[0].scope
+        return found
+
+    def assemble(self, setting: Setting, parts: list[Part]) -> Outcome:
+        """Average over seeds."""
+        keys = ("queries", "taus", "mismatch", "tau", "eps_scope")
+        found = {
+            name: average([{key: part[key] for key in keys} for part in seeds])
+            for name, seeds in by_unit(parts).items()
+        }
+        beam = int(parts[0]["beam"])
+        tables = [rho_table(found, beam), quintile_table(found, beam)]
+        return Outcome(
+            {"beam": beam, "systems": found}, tables, [quintile_figure(found, beam), rho_figure(found, beam)]
+        )
+
+
+@dataclass(slots=True)
+class _Measured:
+    """One task: what was measured of every query at every residual level, and what became of its target."""
+
+    name: str
+    target_Q: np.ndarray
+    value: dict[str, np.ndarray]
+    """Quantity -> (Q, T)."""
+    alive: dict[str, np.ndarray]
+    """Beam -> (Q, T)."""
+    sizes: list[int]
+    prefixes: list[int]
+    scope: list[str | None]
+
+
+def _measure(trained: Trained, task: Task, beam: int, tau: float, *, decoder: bool) -> _Measured:
+    pool, place = torch.as_tensor(task.pool_rows), {int(row): i for i, row in enumerate(task.pool_rows)}
+    target_Q, query_Q = targets_of(task), torch.as_tensor(task.query_rows)
+    search, first = trained.config.search, trained.tokenizer.quantizer.first
+    more: dict[str, Any] = {}
+    if decoder:
+        fused = search.scorer == "fused" and not search.zscore
+        more = {
+            "decoder": trained.decoder,
+            "omega": search.omega if fused else 0.0,
+            "asked_QD": trained.asked_MD[query_Q],
+        }
+    levels = retention(
+        trained.tokenizer.codebooks(),
+        first,
+        trained.codes_NT[pool],
+        trained.item_ND[pool],
+        trained.query_MD[query_Q],
+        torch.as_tensor([place[int(row)] for row in target_Q]),
+        beam=beam,
+        tau=tau,
+        **more,
+    )
+    levels = [level for level in levels if level.level > 0]
+    own = follow(trained, trained.beam(searches(trained, beam)["own"]), task)
+    alive = {"oracle": _stack(levels, "survived"), "own": own.alive_QT[:, first:]}
+    names = [name for name in (MISMATCHES if decoder else QUANTITIES) if getattr(levels[0], f"{name}_Q") is not None]
+    value = {name: _stack(levels, name) for name in names}
+    facts = ([level.size for level in levels], [level.prefixes for level in levels], [one.eps_scope for one in levels])
+    return _Measured(task.name, target_Q, value, alive, *facts)
+
+
+def _stack(levels: list[LevelQuantities], name: str) -> np.ndarray:
+    return np.stack([getattr(level, f"{name}_Q") for level in levels], 1)
+
+
+def _describe(rows: list[_Measured], names: tuple[str, ...] | list[str]) -> dict[str, Any]:
+    """Return every quantity's means and associations, level by level and pooled over levels."""
+    depth, target_Q = len(rows[0].sizes), np.concatenate([row.target_Q for row in rows])
+    alive = {beam: np.concatenate([row.alive[beam] for row in rows]) for beam in rows[0].alive}
+    value = {name: np.concatenate([row.value[name] for row in rows]) for name in names}
+    levels = []
+    for level in range(depth):
+        one: dict[str, Any] = {
+            "level": level + 1,
+            "size": rows[0].sizes[level],
+            "prefixes": float(np.mean([row.prefixes[level] for row in rows])),
+            "survival": {beam: float(kept[:, level].mean()) for beam, kept in alive.items()},
+        }
+        for name in names:
+            one[name] = _associations(value[name][:, level], alive, target_Q, slice(level, level + 1))
+            one[name]["within"] = {beam: _within(rows, name, beam, level) for beam in alive}
+        levels.append(one)
+    if "K" in value:
+        for one, sure in zip(levels, (np.sqrt(value["K"] / 2) < value["m"] / 2).mean(0), strict=True):
+            one["certain"] = float(sure)  # the lemma's premise, without a decoder
+    everything = slice(0, depth)
+    pooled = {name: _associations(value[name].ravel(), alive, np.repeat(target_Q, depth), everything) for name in names}
+    return {"levels": levels, "pooled": pooled}
+
+
+def _associations(x: np.ndarray, alive: dict[str, np.ndarray], cluster: np.ndarray, levels: slice) -> dict[str, Any]:
+    found: dict[str, Any] = {"mean": float(x.mean()), "std": float(x.std())}
+    return found | {beam: associate(x, kept[:, levels].ravel(), cluster) for beam, kept in alive.items()}
+
+
+def _within(rows: list[_Measured], name: str, beam: str, level: int) -> float | None:
+    """Return the mean over tasks of rho inside each, which differences between tasks cannot make."""
+    found = list(_rhos(rows, name, beam, level))
+    return float(np.mean(found)) if found else None
+
+
+def _rhos(rows: list[_Measured], name: str, beam: str, level: int) -> Iterator[float]:
+    for row in rows:
+        one = associate(row.value[name][:, level], row.alive[beam][:, level], row.target_Q, rounds=0)["rho"]["value"]
+        if one is not None:
+            yield one

@@ -1,0 +1,153 @@
+"""Tables and figures of the experiment on the survival bound."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from siglum.experiment.plots import Figure, Panel, Series
+from siglum.experiment.survival_beams import label_of
+from siglum.experiment.survival_statistics import QUINTILES, between, number, per_cent
+from siglum.experiment.tables import Table
+
+SIGNS = {
+    "K": "K",
+    "m": "m",
+    "eps": "ε",
+    "eps_plain": "ε (decoder at temperature 1)",
+    "eps_fused": "ε fused",
+    "eps_fused_plain": "ε fused (at temperature 1)",
+}
+BEAMS = {"oracle": "oracle's beam", "own": "own beam"}
+LEVELS_IN_TABLES = (1, 2, 3, 4, 6, 8, 12, 16)
+LEVELS_IN_FIGURES = (1, 4, 6)
+"""The paper's levels 0, 3 and 5, counted from 1; with fewer levels the first, middle and last are drawn."""
+System = dict[str, Any]
+
+
+def _by_tau(system: System) -> list[tuple[str, dict[str, Any]]]:
+    return sorted(system["taus"].items(), key=lambda pair: float(pair[0]))
+
+
+def _blocks(system: System) -> list[tuple[str, str, dict[str, Any]]]:
+    """Return (quantity, its name with the temperature, what was found of it)."""
+    rows = [(name, f"{name}, τ = {tau}", block) for tau, block in _by_tau(system) for name in ("K", "m")]
+    mismatch = system["mismatch"]
+    return rows + [
+        (name, f"{SIGNS[name]}, τ = {system['tau']}", mismatch) for name in SIGNS if name in mismatch["pooled"]
+    ]
+
+
+def rho_table(found: dict[str, System], beam: int) -> Table:
+    """Return Spearman's rho of every quantity with survival, at some levels and pooled."""
+    depth = max(len(system["mismatch"]["levels"]) for system in found.values())
+    shown = [level for level in LEVELS_IN_TABLES if level <= depth]
+    rows = []
+    for name, system in found.items():
+        for quantity, words, block in _blocks(system):
+            for kind, place in BEAMS.items():
+                levels = {one["level"]: one[quantity] for one in block["levels"]}
+                cells = [number(levels[level][kind]["rho"]["value"], 2) if level in levels else "" for level in shown]
+                inside = [one["within"][kind] for one in levels.values() if one["within"][kind] is not None]
+                within = number(sum(inside) / len(inside), 2) if inside else "–"
+                pooled = block["pooled"][quantity]
+                rows.append(
+                    [
+                        f"{label_of(name)}: {words}, {place}",
+                        *cells,
+                        between(pooled[kind]["rho"]),
+                        within,
+                        f"{pooled['mean']:.3g}",
+                    ]
+                )
+    head = ["quantity and beam", *(f"level {level}" for level in shown), "pooled", "in tasks", "mean"]
+    notes = [
+        f"Spearman's ρ with cumulative survival at B = {beam}; – where all survive or the quantity is constant.",
+        "Pooled: all levels together, with a 95 % interval over targets. In tasks: mean over levels and tasks of the "
+        "association inside each task.",
+        "The paper: ρ = −0.59 for K; m positive; ε falls in its main text and shows no trend in its appendix.",
+    ]
+    return Table("bound-rho", "Rank association of the bound's quantities with survival", head, rows, notes)
+
+
+def quintile_table(found: dict[str, System], beam: int) -> Table:
+    """Return survival in the own beam by quintile, pooled over levels."""
+    rows = [
+        [
+            f"{label_of(name)}: {words}",
+            *(per_cent(part["survival"]["value"]) for part in block["pooled"][quantity]["own"]["quintiles"]),
+            between(block["pooled"][quantity]["own"]["rho"]),
+        ]
+        for name, system in found.items()
+        for quantity, words, block in _blocks(system)
+    ]
+    certain = [
+        f"{label_of(name)} {per_cent(block['levels'][0]['certain'])} % at level 1, "
+        f"{per_cent(block['levels'][-1]['certain'])} % at the last (τ = {tau})"
+        for name, system in found.items()
+        for tau, block in _by_tau(system)
+    ]
+    notes = [
+        f"Per cent of targets still in the own beam at B = {beam}, over all levels, the smallest fifth first.",
+        f"Queries whose survival in the oracle's beam the bound makes certain: {'; '.join(certain)}.",
+    ]
+    head = ["quantity", *(f"Q{place + 1}" for place in range(QUINTILES)), "ρ"]
+    return Table("bound-quintiles", "Survival by quintile", head, rows, notes)
+
+
+def _drawn(system: System) -> dict[str, dict[str, Any]]:
+    """Return the three quantities at the tokenizer's own temperature."""
+    own = system["taus"][system["tau"]]
+    return {"K": own, "m": own, "eps": system["mismatch"]}
+
+
+def quintile_figure(found: dict[str, System], beam: int) -> Figure:
+    """Draw survival in the own beam by quintile of K, m and ε, one line of panels a system."""
+    panels = []
+    for name, system in found.items():
+        for quantity, block in _drawn(system).items():
+            depth = len(block["levels"])
+            shown = LEVELS_IN_FIGURES if depth >= max(LEVELS_IN_FIGURES) else {1, (depth + 1) // 2, depth}
+            levels = [one for one in block["levels"] if one["level"] in shown]
+            series = []
+            for style, one in enumerate(levels):
+                parts = [part["survival"] for part in one[quantity]["own"]["quintiles"]]
+                y, low, high = ([part[key] for part in parts] for key in ("value", "low", "high"))
+                series.append(Series(label=f"level {one['level']}", y=y, low=low, high=high, style=style))
+            rho = number(block["pooled"][quantity]["own"]["rho"]["value"], 2)
+            panels.append(
+                Panel(
+                    kind="lines",
+                    title=f"{label_of(name)}, {SIGNS[quantity]}: ρ = {rho}",
+                    series=series,
+                    x_label=f"quintile of {SIGNS[quantity]}",
+                    y_label="targets kept",
+                    ticks=[str(place + 1) for place in range(QUINTILES)],
+                    share=True,
+                )
+            )
+    title = f"Cumulative survival in the own beam (B = {beam}) by quintile of K, m and ε; ρ is pooled over levels"
+    return Figure(name="bound-quintiles", title=title, panels=panels)
+
+
+def rho_figure(found: dict[str, System], beam: int) -> Figure:
+    """Draw rho by level, one panel a system."""
+    panels = []
+    for name, system in found.items():
+        series, depth = [], len(system["mismatch"]["levels"])
+        for style, (quantity, block) in enumerate(_drawn(system).items()):
+            parts = [one[quantity]["own"]["rho"] for one in block["levels"]]
+            y, low, high = ([part[key] for part in parts] for key in ("value", "low", "high"))
+            series.append(Series(label=SIGNS[quantity], y=y, low=low, high=high, style=style))
+        series.append(Series(label="no association", y=[0.0] * depth, reference=True))
+        panels.append(
+            Panel(
+                kind="lines",
+                title=label_of(name),
+                series=series,
+                x_label="residual level",
+                y_label="Spearman's ρ",
+                ticks=[str(place + 1) if depth <= 8 or place % 3 == 0 else "" for place in range(depth)],
+            )
+        )
+    title = f"Rank association of K, m and ε with survival in the own beam (B = {beam}), with 95 % intervals"
+    return Figure(name="bound-rho", title=title, panels=panels)

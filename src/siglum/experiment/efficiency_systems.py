@@ -1,0 +1,207 @@
+"""What the experiment on efficiency times: a random pool of any size, and the systems that search it.
+
+Speed does not depend on what the weights learnt, so decoder, codebooks and codes are random, at the size of a recipe.
+Shapes: Q queries, N items, T tokens, D numbers a vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from siglum.config import RunConfig
+from siglum.generate.decoder import CodeDecoder
+from siglum.index import Index
+from siglum.search.beam import search_items
+from siglum.search.scorers import build_scorer
+from siglum.tokenize.rq import NUM_MODALITIES
+
+K = 10
+"""Items a query asks for."""
+CELLS = 1 << 24
+"""Scores held at once by exhaustive search."""
+CHUNK = 1 << 16
+Search = Callable[[Tensor], Any]
+"""Takes queries (Q, D), returns whatever the system finds."""
+
+
+@dataclass(slots=True)
+class Pool:
+    """N items as vectors and as codes, with everything a generative system needs to search them."""
+
+    config: RunConfig
+    codebooks: list[Tensor]
+    codes_NT: Tensor
+    item_ND: Tensor
+    query_QD: Tensor
+    index: Index
+    decoder: CodeDecoder
+    first: int
+
+
+@torch.no_grad()
+def random_pool(config: RunConfig, items: int, queries: int, device: str) -> Pool:
+    """Draw codes evenly, and vectors near their reconstructions; codewords shrink with depth as residuals do."""
+    dim, modality = config.fusion.dim, config.tokenizer.modality != "none"
+    sizes = ((NUM_MODALITIES,) if modality else ()) + tuple(config.tokenizer.vocab)
+    generator = torch.Generator().manual_seed(0)
+    books = [0.8**level * torch.randn(size, dim, generator=generator) for level, size in enumerate(sizes)]
+    codes_NT = torch.stack([torch.randint(size, (items,), generator=generator) for size in sizes], 1)
+    if modality:
+        books[0].zero_()
+        codes_NT[:, 0] = 0
+    item_ND = torch.empty(items, dim)
+    for start in range(0, items, CHUNK):
+        codes = codes_NT[start : start + CHUNK]
+        item_ND[start : start + CHUNK] = sum(book[codes[:, level]] for level, book in enumerate(books))
+    length = item_ND[:CHUNK].norm(dim=1).mean()  # one scale for all, so that vectors stay sums of their codewords
+    item_ND /= length
+    near = item_ND[torch.randint(items, (queries,), generator=generator)]
+    query_QD = F.normalize(near + 0.5 * torch.randn(queries, dim, generator=generator) / dim**0.5, dim=1)
+    ids = [str(place) for place in range(items)]
+    return Pool(
+        config,
+        [(book / length).to(device) for book in books],
+        codes_NT.to(device),
+        item_ND.to(device),
+        query_QD.to(device),
+        Index.build(ids, codes_NT.numpy(), sizes, "random"),
+        CodeDecoder(config.decoder, sizes, dim, generator).eval().to(device),
+        int(modality),
+    )
+
+
+def generative(pool: Pool, scorer: str) -> Search:
+    """Return trie-constrained beam search with the recipe's beam, by decoder alone or fused with geometry."""
+    config = replace(pool.config.search, scorer=scorer, prior=0.0, lookahead=False)  # type: ignore[arg-type]
+    own = build_scorer(config, pool.codebooks, pool.decoder, pool.first)
+
+    def search(query_QD: Tensor) -> Any:
+        return search_items(own, pool.index, query_QD, beam=config.beam, k=K, batch_size=len(query_QD))
+
+    return search
+
+
+def dense(pool: Pool, kind: torch.dtype) -> Search:
+    """Return exhaustive search of the vectors by matrix products."""
+    item_ND = pool.item_ND.to(kind)
+
+    def search(query_QD: Tensor) -> Any:
+        step = max(1, CELLS // len(query_QD))
+        query = query_QD.to(kind)
+        return best_of((query @ item_ND[start : start + step].T, start) for start in range(0, len(item_ND), step))
+
+    return search
+
+
+def scan(pool: Pool) -> Search:
+    """Return exhaustive search of the codes by tables of 2 <q, c>, less the squared length of each reconstruction.
+
+    Codes are held in two bytes a level, lengths in four bytes an item.
+    """
+    codes_TN = pool.codes_NT.T.contiguous().to(torch.int16)  # read back as unsigned: V may reach 65,536
+    length_N = torch.cat([_reconstruct(pool, part).square().sum(-1) for part in pool.codes_NT.split(CHUNK)])
+
+    def blocks(query_QD: Tensor) -> Iterator[tuple[Tensor, int]]:
+        tables = [2 * query_QD @ book.T for book in pool.codebooks]
+        step = max(1, CELLS // len(query_QD))
+        for start in range(0, len(length_N), step):
+            score_QN = -length_N[start : start + step].repeat(len(query_QD), 1)
+            for level in range(pool.first, len(tables)):
+                code_N = codes_TN[level, start : start + step].int() & 0xFFFF
+                score_QN += tables[level].index_select(1, code_N)
+            yield score_QN, start
+
+    return lambda query_QD: best_of(blocks(query_QD))
+
+
+def _reconstruct(pool: Pool, codes_NT: Tensor) -> Tensor:
+    return torch.stack([book[codes_NT[:, level]] for level, book in enumerate(pool.codebooks)]).sum(0)
+
+
+def best_of(blocks: Iterable[tuple[Tensor, int]]) -> Tensor:
+    """Return the places of the K best items a query (Q, K), from blocks of scores and where each block starts.
+
+    >>> best_of([(torch.tensor([[1.0, 3.0]]), 0), (torch.tensor([[2.0]]), 2)])
+    tensor([[1, 2, 0]])
+    """
+    tops = [(block.topk(min(K, block.shape[1]), dim=1), start) for block, start in blocks]
+    score, place = (
+        torch.cat([top.values for top, _ in tops], 1),
+        torch.cat([top.indices + start for top, start in tops], 1),
+    )
+    order = score.topk(min(K, score.shape[1]), dim=1).indices
+    return place.gather(1, order)
+
+
+def hnsw(pool: Pool, links: int = 32, effort: int = 64) -> tuple[Search, dict[str, Any]]:
+    """Return approximate search by a graph of neighbours, and what it took to build; needs faiss, on the CPU."""
+    import faiss
+
+    faiss.omp_set_num_threads(torch.get_num_threads())
+    graph = faiss.IndexHNSWFlat(pool.item_ND.shape[1], links, faiss.METRIC_INNER_PRODUCT)
+    graph.hnsw.efConstruction, graph.hnsw.efSearch = 2 * effort, effort
+    start = perf_counter()
+    graph.add(pool.item_ND.cpu().numpy())
+    facts = {"build_seconds": round(perf_counter() - start, 2), "links": links, "effort": effort}
+    facts["item_bytes"] = faiss.serialize_index(graph).nbytes / len(pool.item_ND)
+
+    def search(query_QD: Tensor) -> Any:
+        return graph.search(query_QD.cpu().numpy(), K)[1]
+
+    found, exact = search(pool.query_QD), dense(pool, torch.float32)(pool.query_QD).cpu().numpy()
+    facts["recall"] = float(np.mean([len(set(a) & set(b)) / len(b) for a, b in zip(found, exact, strict=True)]))
+    return search, facts
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """How long something is timed."""
+
+    seconds: float = 1.0
+    """Calls are repeated for this long, at least `least` times ..."""
+    least: int = 3
+    longest: float = 60.0
+    """... unless that takes longer than this; a batch that would take longer than this is left out."""
+
+    def rate(self, search: Search, query_QD: Tensor, batch: int) -> dict[str, Any]:
+        """Return queries a second, from the median time of a batch after one that does not count."""
+        pick = torch.arange(batch, device=query_QD.device) % len(query_QD)
+        part, times = query_QD[pick], [self._time(search, query_QD[pick])]
+        while len(times) <= self.least or sum(times[1:]) < self.seconds:
+            if sum(times) > self.longest:
+                break
+            times.append(self._time(search, part))
+        counted = times[1:] or times
+        return {"rate": batch / median(counted), "repeats": len(counted), "slowest": batch / max(counted)}
+
+    def rates(self, search: Search, query_QD: Tensor, batches: list[int]) -> dict[str, Any]:
+        """Return the rate at every size of batch; None where a batch would take too long."""
+        found: dict[str, Any] = {}
+        speed = float("inf")
+        for batch in sorted(batches):
+            found[str(batch)] = self.rate(search, query_QD, batch) if batch / speed <= self.longest else None
+            speed = found[str(batch)]["rate"] if found[str(batch)] else speed
+        return found
+
+    @staticmethod
+    def _time(search: Search, query_QD: Tensor) -> float:
+        _wait(query_QD)
+        start = perf_counter()
+        search(query_QD)
+        _wait(query_QD)
+        return perf_counter() - start
+
+
+def _wait(tensor: Tensor) -> None:
+    """Let an accelerator finish, which works on while Python goes on."""
+    if tensor.device.type == "cuda":
+        torch.cuda.synchronize(tensor.device)

@@ -1,0 +1,113 @@
+"""Tables and figures of systems on tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from siglum.data.world import TASK_LABELS
+from siglum.experiment.plots import Figure, Panel, Series
+from siglum.experiment.ranks import MEAN, Ranks
+from siglum.experiment.tables import Table, bold_best, percent
+
+Interval = Mapping[str, float]
+ENDS = ("mean", "low", "high")
+ABOVE = ("raw", "dense")
+"""Systems that are not generative; the best cell is chosen among the others."""
+
+
+def task_label(task: str) -> str:
+    """Return a task's name for people.
+
+    >>> task_label("t2i"), task_label("mean")
+    ('t→i', 'mean')
+    """
+    return TASK_LABELS.get(task, task or "all")
+
+
+def measure_label(measure: str) -> str:
+    """Return a measure's name for people.
+
+    >>> measure_label("success@1"), measure_label("mrr@10")
+    ('Success@1', 'MRR@10')
+    """
+    return measure.upper() if measure.startswith("mrr") else measure.capitalize()
+
+
+def shown_tasks(ranks: Ranks) -> list[str]:
+    """Return all tasks, and their mean first where there are several."""
+    return [MEAN, *ranks.tasks] if len(ranks.tasks) > 1 else ranks.tasks
+
+
+def systems_table(ranks: Ranks, measure: str, labels: Mapping[str, str], name: str, title: str = "") -> Table:
+    """Return a measure of every system that has a label, in that order, on every task, in per cent."""
+    tasks = shown_tasks(ranks)
+    systems = [system for system in labels if system in ranks.by_system]
+    values = [[ranks.over_seeds(system, task, measure) for task in tasks] for system in systems]
+    rows = [[labels[system], *map(percent, found)] for system, found in zip(systems, values, strict=True)]
+    rivals = [place for place, system in enumerate(systems) if system not in ABOVE]
+    means = [[sum(cell) / len(cell) for cell in values[place]] for place in rivals]
+    bold_best([rows[place] for place in rivals], range(1, len(tasks) + 1), means)
+    title = title or f"{measure_label(measure)} by system and task"
+    return Table(name, title, ["system", *map(task_label, tasks)], rows, [seeds_note(values)])
+
+
+def seeds_note(values: Sequence[Sequence[Sequence[float]]]) -> str:
+    """Return what the cells of a table are."""
+    counts = sorted({len(cell) for row in values for cell in row})
+    if not counts:
+        return "None of these was measured."
+    if counts == [1]:
+        return "Per cent, one seed."
+    return f"Per cent, mean and standard deviation over {' or '.join(map(str, counts))} seeds."
+
+
+def systems_figure(
+    ranks: Ranks,
+    name: str,
+    title: str,
+    ticks: Sequence[str],
+    rows: Mapping[str, Sequence[str]],
+    measure: str = "success@1",
+) -> Figure:
+    """Return bars of a measure, one panel a task: `rows` names the systems that stand at the ticks, series by series.
+
+    Where there are several seeds, a bar carries one deviation either way.
+    """
+    panels = []
+    for task in shown_tasks(ranks):
+        series = []
+        for label, systems in rows.items():
+            cells = [ranks.cell(system, task, measure) if system in ranks.by_system else None for system in systems]
+            ends = [_ends(cell) for cell in cells]
+            y = [None if cell is None else cell["mean"] for cell in cells]
+            series.append(Series(label=label, y=y, low=[low for low, _ in ends], high=[high for _, high in ends]))
+        panels.append(
+            Panel(
+                kind="bars",
+                title=task_label(task),
+                series=series,
+                x_label="",
+                y_label=measure_label(measure),
+                ticks=ticks,
+                share=True,
+            )
+        )
+    return Figure(name=name, title=title, panels=panels)
+
+
+def _ends(cell: Mapping[str, Any] | None) -> tuple[float | None, float | None]:
+    """Return one deviation below and above the mean, None where there is none."""
+    if cell is None or cell["std"] is None:
+        return None, None
+    return cell["mean"] - cell["std"], cell["mean"] + cell["std"]
+
+
+def contrast_panel(title: str, y_label: str, rows: Mapping[str, Mapping[str, Interval | None]]) -> Panel:
+    """Return bars of contrasts with their intervals: series -> tick -> contrast, None where it could not be had."""
+    ticks = list(dict.fromkeys(tick for found in rows.values() for tick in found))
+    series = []
+    for label, found in rows.items():
+        y, low, high = ([None if (one := found.get(tick)) is None else one[key] for tick in ticks] for key in ENDS)
+        series.append(Series(label=label, y=y, low=low, high=high))
+    return Panel(kind="bars", title=title, series=series, x_label="", y_label=y_label, ticks=ticks, share=True)

@@ -1,0 +1,127 @@
+"""The ablation: what is trained once, which contrasts follow, and the released code's choices."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from small_setting import small_setting
+
+from siglum.config import diff
+from siglum.experiment.ablation import (
+    LABELS,
+    VARIANTS,
+    Ablation,
+    contrasts,
+    name_of,
+    released_contrasts,
+    with_sf,
+)
+from siglum.experiment.base import Part
+from siglum.experiment.ranks import MEAN, Ranks
+from siglum.experiment.run import run_experiments
+from siglum.experiment.setting import Setting
+from siglum.files import read_json
+
+
+@pytest.fixture(scope="module")
+def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
+    return small_setting(tmp_path_factory.mktemp("ablation"))
+
+
+@pytest.fixture(scope="module")
+def results(setting: Setting) -> dict[str, Any]:
+    told = run_experiments(setting, ["ablation"], command="x", say=lambda line: None)
+    assert told["ablation"]["missing"] == {}
+    found: dict[str, Any] = read_json(setting.out / "ablation" / "results.json")
+    return found
+
+
+def test_four_trainings_give_eight_combinations(setting: Setting, results: dict[str, Any]) -> None:
+    assert set(results["systems"]) == {*LABELS, *VARIANTS, "items", "released"}
+    for stage in ("tokenizer", "decoder"):
+        assert len([path for path in (setting.out / "trained" / stage).iterdir() if path.is_dir()]) == 6
+
+
+def test_units_differ_in_what_they_are_named_for(setting: Setting) -> None:
+    units = {unit.name: unit.config for unit in Ablation().units(setting)}
+    full = setting.config()
+    assert diff(units["pd_vs"], full) == {}
+    assert set(diff(units["base"], setting.config("genius"))) == {"recipe", "search.scorer"}
+    assert set(diff(units["vs"], full)) == {"tokenizer.rank_weight"}
+    assert set(diff(units["pd"], full)) == {"tokenizer.vocab"}
+    assert diff(units["items"], full) == {"tokenizer.rank_form": ("items", "prefixes")}
+    released, paper = units["released"].tokenizer, setting.config("pro_released").tokenizer
+    for name in ("form", "cosine", "scale_tau2", "keep_positive", "student_gradient"):
+        assert (
+            getattr(released, f"rank_{name}")
+            == getattr(paper, f"rank_{name}")
+            != getattr(full.tokenizer, f"rank_{name}")
+        )
+
+
+def test_contrasts_of_measured_systems(results: dict[str, Any]) -> None:
+    for label, weights in (contrasts() | released_contrasts()).items():
+        found = (results["contrasts"] | results["released"])[label][MEAN]["mrr@10"]
+        wanted = sum(weight * results["systems"][name][MEAN]["mrr@10"]["mean"] for name, weight in weights.items())
+        assert found["mean"] == pytest.approx(wanted, abs=1e-9)
+        assert found["low"] <= found["mean"] <= found["high"]
+
+
+def _parts(gains: dict[str, float], interaction: float, queries: int = 1000) -> list[Part]:
+    """Eight systems whose Success@1 is a sum of gains, and more where PD and VS meet."""
+    systems = {}
+    for pd, vs, sf in product((False, True), repeat=3):
+        share = 0.1 + gains["pd"] * pd + gains["vs"] * vs + gains["sf"] * sf + interaction * (pd and vs)
+        systems[name_of(pd, vs, sf)] = {"t2i": [1 if place < round(share * queries) else 2 for place in range(queries)]}
+    return [{"seed": 0, "systems": systems}]
+
+
+def test_contrasts_find_what_was_put_in() -> None:
+    gains = {"pd": 0.1, "vs": 0.05, "sf": 0.2}
+    for interaction in (0.0, 0.12):
+        ranks = Ranks.read(_parts(gains, interaction))
+        found = {label: ranks.contrast(weights, "t2i", "success@1") for label, weights in contrasts().items()}
+        means = {label: one["mean"] for label, one in found.items() if one is not None}
+        assert means["SF"] == pytest.approx(0.2) and means["PD"] == pytest.approx(0.1 + interaction / 2)
+        assert means["PD×VS"] == pytest.approx(interaction, abs=1e-9)
+        assert means["PD×VS, SF off"] == pytest.approx(interaction, abs=1e-9)
+        for label in ("PD×SF", "VS×SF", "PD×SF, VS off", "VS×SF, PD off"):
+            assert means[label] == pytest.approx(0, abs=1e-9)
+
+
+def test_weights_of_contrasts_cancel() -> None:
+    for label, weights in contrasts().items():
+        assert sum(weights.values()) == 0, label
+        assert sum(abs(weight) for weight in weights.values()) == (4 if "×" in label else 2)
+    assert set(contrasts()["PD"]) == set(LABELS) and with_sf("base") == "sf"
+
+
+def test_fusion_weights_are_told(setting: Setting, results: dict[str, Any]) -> None:
+    assert set(results["omega"]["pd_vs-0"]) == {"pd_vs_sf", "pd_vs_sf_z"}
+    assert set(results["omega"]["vs-0"]) == {"vs_sf"}
+    assert all(np.isfinite(list(one.values())).all() for one in results["omega"].values())
+
+
+def test_tables_and_figures(setting: Setting, results: dict[str, Any]) -> None:
+    folder = setting.out / "ablation"
+    text = (folder / "table.md").read_text()
+    for words in ("PRO: + PD + VS + SF", "PD×VS, SF off", "z-scored less raw bias"):
+        assert words in text
+    drawn: list[dict[str, Any]] = read_json(folder / "ablation.json")["panels"]
+    assert drawn[0]["series"][1]["y"][0] == results["systems"]["sf"][MEAN]["success@1"]["mean"]
+    assert [panel["ticks"] for panel in read_json(folder / "interactions.json")["panels"]] == [
+        ["PD", "VS", "SF"],
+        ["PD×VS", "PD×SF", "VS×SF"],
+    ]
+
+
+def test_a_missing_training_leaves_gaps(setting: Setting, results: dict[str, Any], tmp_path: Path) -> None:
+    parts: list[Part] = [read_json(setting.out / "ablation" / "parts" / f"{name}-0.json") for name in ("base", "vs")]
+    outcome = Ablation().assemble(setting, parts)
+    found = outcome.results["contrasts"]
+    assert found["PD"][MEAN]["mrr@10"] is None and found["VS×SF, PD off"][MEAN]["mrr@10"] is not None
+    assert outcome.tables[-2].rows == []
