@@ -123,7 +123,7 @@ def build_folder(
     check_device(device)
     found = read_folder(folder, captions, seed)
     _check_number(found.collection.items, "pictures")
-    _claim(run, folder, found, encoder, resume)
+    _claim(run, folder, found, encoder, resume, captions=captions, seed=seed)
     clock = _Clock(say or (lambda text: None))
     clock.tell(found.about)
     vectors = _find_vectors(run, found, encoder, clock, device=device, workers=workers, strict=strict, resume=resume)
@@ -206,7 +206,9 @@ def _check_number(pictures: Sequence[Any] | np.ndarray, what: str) -> None:
         )
 
 
-def _claim(run: RunFolder, folder: Path, found: FolderCollection, encoder: str, resume: bool) -> None:
+def _claim(
+    run: RunFolder, folder: Path, found: FolderCollection, encoder: str, resume: bool, **read_with: str | int
+) -> None:
     """Say whose run this is, refusing to touch another's and to go on with what has changed."""
     before, facts = read_source(run.root), {"path": str(folder), "identity": found.identity, "encoder": encoder}
     if run.root.exists() and any(run.root.iterdir()) and before.get("path") != facts["path"]:
@@ -225,7 +227,7 @@ def _claim(run: RunFolder, folder: Path, found: FolderCollection, encoder: str, 
     for stage in (run.vectors, run.tokenizer, run.decoder, run.index):
         shutil.rmtree(stage, ignore_errors=True)
     (run.root / "config.json").unlink(missing_ok=True)
-    write_source(run.root, "folder", **facts, about=found.about, supervised=found.supervised)
+    write_source(run.root, "folder", **facts, **read_with, about=found.about, supervised=found.supervised)
 
 
 def _finished(folder: Path, stage: str, **inputs: str) -> bool:

@@ -103,6 +103,7 @@ def _items(options: Sources) -> Source:
     collection = read_collection(options.items, options.train, options.val, options.test)
     paths = [path for path in (options.items, options.train, options.val, options.test) if path is not None]
     origin = {"kind": "items", "path": str(options.items.absolute())}
+    origin |= {name: str(path.absolute()) for name in ("val", "test") if (path := getattr(options, name)) is not None}
     return Source(collection, " ".join(file_fingerprint(path) for path in paths), origin)
 
 
@@ -112,6 +113,7 @@ def _folder(options: Sources) -> Source:
     assert options.folder is not None
     found = read_folder(options.folder, options.captions, options.seed)
     origin = {"kind": "folder", "path": str(options.folder.absolute()), "supervised": found.supervised}
+    origin |= {"captions": options.captions, "seed": options.seed, "identity": found.identity}
     return Source(found.collection, f"folder {found.identity} {options.seed}", origin, found.about)
 
 

@@ -79,16 +79,16 @@ class Card:
     picture: Thumbnail | None = None
 
 
-def make_thumbnail(picture: Picture) -> Thumbnail | None:
-    """Return a picture in its own proportions, at most SIDE pixels a side; None where it cannot be read."""
+def make_thumbnail(picture: Picture, side: int = SIDE) -> Thumbnail | None:
+    """Return a picture in its own proportions, at most `side` pixels a side; None where it cannot be read."""
     from PIL import Image
 
     try:
-        pixels = load_picture(picture, SIDE)
+        pixels = load_picture(picture, side)
     except PictureError:
         return None
     width, height = _proportions(picture)
-    scale = SIDE / max(width, height)
+    scale = side / max(width, height)
     size = max(1, round(scale * width)), max(1, round(scale * height))
     file = BytesIO()
     Image.fromarray(pixels).resize(size, Image.Resampling.LANCZOS).save(file, "JPEG", quality=82, optimize=True)
@@ -100,7 +100,7 @@ def _proportions(picture: Picture) -> tuple[int, int]:
     if isinstance(picture, np.ndarray):
         return picture.shape[1], picture.shape[0]
     if not isinstance(picture, str | Path):
-        return SIDE, SIDE
+        return 1, 1  # a drawing is square
     from PIL import ExifTags, Image
 
     with Image.open(picture) as image:
