@@ -15,7 +15,11 @@ VERBS = {
     "index": "4  codes -> searchable index; add or remove items",
     "search": "5  ask a question",
     "eval": "6  measure a run on its tasks",
+    "explain": "where and why the beam keeps or loses a target",
+    "diagnose": "where the beam loses its targets, level by level, and what to do",
+    "report": "one page about one run, or about several side by side",
     "info": "what a run folder holds, with curves",
+    "experiment": "the tables and figures of the paper, on the carried world or a folder of captions",
     "bench": "train and measure systems on a data set: bench captions, bench mbeir",
 }
 BENCHES = ("captions", "mbeir")
@@ -43,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run one verb and return its exit code: 0 done, 1 the user can mend it, 2 wrong usage."""
     args = list(sys.argv[1:] if argv is None else argv)
     if not args or args[0] in ("-h", "--help"):
-        sys.stdout.write(HELP.format(verbs="\n".join(f"  {name:<10}{text}" for name, text in VERBS.items())))
+        sys.stdout.write(HELP.format(verbs="\n".join(f"  {name:<12}{text}" for name, text in VERBS.items())))
         return 0
     if args[0] == "--version":
         from importlib.metadata import version
