@@ -87,7 +87,17 @@ def render(figure: Figure) -> dict[str, bytes]:
             buffer = BytesIO()
             canvas.savefig(buffer, format=ending, metadata=metadata)
             found[ending] = buffer.getvalue()
+    found["png"] = _fewer_colours(found["png"])
     return found
+
+
+def _fewer_colours(png: bytes) -> bytes:
+    """Return the picture with a palette of its own, a third of the bytes and to the eye the same."""
+    from PIL import Image
+
+    buffer = BytesIO()
+    Image.open(BytesIO(png)).convert("RGB").quantize(128).save(buffer, "PNG", optimize=True)
+    return buffer.getvalue()
 
 
 def _look(panel: Panel, place: int) -> dict[str, Any]:
