@@ -61,7 +61,8 @@ def test_whole_numbers_are_taken_for_fractions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "name"), [({"beams": 3}, "SearchConfig has no field 'beams'.* it has batch_size, beam, leaf_order")]
+    ("values", "name"),
+    [({"beams": 3}, "SearchConfig has no field 'beams'.* it has batch_size, beam, engine, leaf_order")],
 )
 def test_an_unknown_field_is_named(values: dict[str, Any], name: str) -> None:
     with pytest.raises(SiglumError, match=name):

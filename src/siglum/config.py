@@ -226,6 +226,12 @@ class SearchConfig:
     """Order of items that share all codes: pool order, or dense similarity where vectors are kept."""
     batch_size: int = 64
     """Queries decoded at once; does not change results."""
+    engine: Literal["auto", "fast", "reference"] = "auto"
+    """The fast engine where it gives the same result as the reference search (auto), or one of them."""
+    precision: Literal["fp32", "bf16", "int8"] = "fp32"
+    """Arithmetic of the fast engine's decoder; bf16 and int8 move scores by their rounding."""
+    mode: Literal["exact", "renormalised", "scan", "scan-rescore"] = "exact"
+    """The paper's beam search, the same with normalisation children, a scan of all codes, or a scan then the score."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -255,7 +255,7 @@ def open_systems(run: RunFolder, split: str = "test", device: str = "cpu") -> Sy
     geometry = retriever.scorer(from_dict(type(config), {**as_dict(config), "scorer": "geometry", "lookahead": False}))
 
     def beam(scorer: Scorer, query_MD: torch.Tensor, ahead: LookAhead | None = None) -> BeamRanker:
-        return BeamRanker(scorer, retriever.index, rows, query_MD, config.beam, config.batch_size, ahead)
+        return BeamRanker(scorer, retriever.index, rows, query_MD, config.beam, config.batch_size, ahead, config)
 
     return Systems(
         vectors,

@@ -213,7 +213,7 @@ def _search_codes(unit: str, config: RunConfig, vectors: Vectors, coded: _Coded,
     def beam(search: SearchConfig, split: str = "test", query: torch.Tensor = asked) -> BeamRanker:
         scorer = build_scorer(search, tokenizer.codebooks(), decoder, first)
         ahead = build_lookahead(search, tokenizer.codebooks(), first)
-        return BeamRanker(scorer, *indexed[split], query, search.beam, search.batch_size, ahead)
+        return BeamRanker(scorer, *indexed[split], query, search.beam, search.batch_size, ahead, search)
 
     alone = replace(config.search, prior=0.0, lookahead=False)
     plain, geometry = (replace(alone, scorer=kind) for kind in ("decoder", "geometry"))

@@ -76,7 +76,7 @@ class Trained:
         scorer = build_scorer(search, self.tokenizer.codebooks(), self.decoder, self.first)
         ahead = build_lookahead(search, self.tokenizer.codebooks(), self.first)
         query = self.query_MD if search.scorer in ("geometry", "oracle") else self.asked_MD
-        return BeamRanker(scorer, *self._indexed[split], query, search.beam, search.batch_size, ahead)
+        return BeamRanker(scorer, *self._indexed[split], query, search.beam, search.batch_size, ahead, search)
 
     def quantities(self, task: Task, *, beam: int, tau: float) -> list[LevelQuantities]:
         """Return K, m and survival of a task's queries in its own pool, residual levels alone; needs no decoder."""

@@ -6,18 +6,20 @@ Shapes: N items and M queries of a collection (rows of `Vectors`), D numbers a v
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from siglum.config import SearchConfig
 from siglum.data.trec import Qrels, Run
 from siglum.index import Index
 from siglum.log import progress
 from siglum.measure.retrieval import MEASURES, evaluate
 from siglum.search.beam import Ranking, search_items
+from siglum.search.fast import Engines, FastSearch, described
 from siglum.search.flat import flat_search
 from siglum.search.lookahead import LookAhead
 from siglum.search.scorers import Scorer
@@ -65,6 +67,9 @@ class BeamRanker:
     beam: int
     batch_size: int = 64
     ahead: LookAhead | None = None
+    config: SearchConfig = field(default_factory=SearchConfig)
+    """Says which engine answers, in which mode and precision; what is scored is the scorer's affair."""
+    _engines: Engines = field(default_factory=Engines)
 
     def rank(self, query_rows: np.ndarray, pool_rows: np.ndarray, k: int) -> list[Ranking]:
         """Search the index, restricted to the pool."""
@@ -72,17 +77,31 @@ class BeamRanker:
         if len(pool_rows) != len(self.index_rows) or set(pool_rows.tolist()) != set(self.index_rows.tolist()):
             allowed = self.index.allow(np.isin(self.index_rows, pool_rows))
         queries = self.query_MD[torch.as_tensor(query_rows)]
-        found = search_items(
-            self.scorer,
-            self.index,
-            queries,
-            beam=self.beam,
-            k=k,
-            batch_size=self.batch_size,
-            allowed=allowed,
-            ahead=self.ahead,
-        )
+        fast = self._fast()
+        if fast is not None:
+            found = fast.search(queries, k=k, allowed=allowed)
+        else:
+            found = search_items(
+                self.scorer,
+                self.index,
+                queries,
+                beam=self.beam,
+                k=k,
+                batch_size=self.batch_size,
+                allowed=allowed,
+                ahead=self.ahead,
+            )
         return [Ranking(self.index_rows[r.position], r.row, r.score) for r in found]
+
+    def _fast(self) -> FastSearch | None:
+        """Return the fast engine where it gives what the scorer would give."""
+        config = replace(self.config, beam=self.beam, batch_size=self.batch_size)
+        parts = None if self.ahead is not None else described(self.scorer, config)
+        if parts is None:
+            config = replace(config, scorer="oracle")  # stands for any scorer the fast engine does not know
+            return self._engines.choose(config, None, [], self.index, 0)
+        config, decoder, codebooks, first = parts
+        return self._engines.choose(config, decoder, codebooks, self.index, first)
 
 
 def union_rows(tasks: Iterable[Task]) -> np.ndarray:

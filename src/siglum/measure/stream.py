@@ -54,5 +54,6 @@ class StreamedBeam:
             search.beam,
             search.batch_size,
             self.retriever.lookahead(),
+            search,
         )
         return beam.rank(np.arange(len(query_rows)), pool_rows, k)

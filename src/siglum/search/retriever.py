@@ -25,6 +25,7 @@ from siglum.generate.query import QueryHead
 from siglum.generate.store import load_decoder, load_query_head, save_decoder
 from siglum.index import Index
 from siglum.search.beam import Ranking, as_hits, search_items
+from siglum.search.fast import Engines
 from siglum.search.lookahead import LookAhead, build_lookahead
 from siglum.search.scorers import Scorer, build_scorer
 from siglum.tokenize.store import load_tokenizer, save_tokenizer
@@ -60,6 +61,7 @@ class Retriever:
         self.tokenizer, self.index, self.decoder, self.head = tokenizer, index, decoder, head
         self.config, self.item_ND, self.device = config or SearchConfig(), item_ND, device
         self._encoder, self._encoder_fingerprint = encoder, encoder_fingerprint
+        self._engines = Engines()
 
     @classmethod
     def load(cls, folder: str | Path, *, device: str = "cpu") -> Retriever:
@@ -107,7 +109,10 @@ class Retriever:
 
     def scorer(self, config: SearchConfig | None = None) -> Scorer:
         """Return the scorer of this run's configuration, or of another one."""
-        return build_scorer(config or self.config, self.tokenizer.codebooks(), self.decoder, self._first)
+        config = config or self.config
+        if config.mode == "renormalised":
+            config = replace(config, normalisation="children")
+        return build_scorer(config, self.tokenizer.codebooks(), self.decoder, self._first)
 
     def lookahead(self, config: SearchConfig | None = None) -> LookAhead | None:
         """Return the look-ahead of this run's configuration, or of another one; None where it asks for none."""
@@ -161,6 +166,11 @@ class Retriever:
             raise SiglumError(
                 "this index keeps no vectors to order items of a leaf by; index with kept vectors or use order pool."
             )
+        allowed = None if within is None else self.index.allow(within)
+        item_ND = self.item_ND if config.leaf_order == "dense" else None
+        fast = self._engines.choose(config, self.decoder, self.tokenizer.codebooks(), self.index, self._first)
+        if fast is not None:
+            return fast.search(query_QD, k=k, allowed=allowed, item_ND=item_ND)
         return search_items(
             self.scorer(config),
             self.index,
@@ -168,8 +178,8 @@ class Retriever:
             beam=config.beam,
             k=k,
             batch_size=config.batch_size,
-            allowed=None if within is None else self.index.allow(within),
-            item_ND=self.item_ND if config.leaf_order == "dense" else None,
+            allowed=allowed,
+            item_ND=item_ND,
             ahead=self.lookahead(config),
         )
 

@@ -1,0 +1,108 @@
+"""The decoder with everything folded that does not depend on the query or that only depends on it.
+
+Gains of norms are part of the next weights, queries, keys and values come from one product, those of the first layer
+from a table by token, and cross-attention to a lone soft token is one vector a query and layer (`reader`).
+Shapes: R rows (positions of any prefixes of any queries, rows of a query together), Q queries, S soft tokens,
+M d_model, I heads x d_kv, H heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from siglum.generate.decoder import CodeDecoder
+from siglum.generate.t5 import Block
+from siglum.search.fast.linear import Linear, activation_type, build_feed_forward, build_linear, inverse_rms
+from siglum.search.fast.reader import Memory, Reader
+from siglum.types import SiglumError
+
+Attend = Callable[[int, Tensor], Tensor]
+"""Given the layer and queries, keys and values (R, 3I) of all rows, what the rows read by self-attention (R, I)."""
+
+
+@dataclass(slots=True)
+class Layer:
+    """The weights of one block."""
+
+    qkv: Linear
+    out: Linear
+    feed: Linear
+    cross_query: Linear | None
+    """None where cross-attention is a constant."""
+    cross_out: Linear | None
+
+
+class Network:
+    """The folded decoder; build it once and use it for any number of searches."""
+
+    def __init__(self, decoder: CodeDecoder, precision: str) -> None:
+        """Fold the weights."""
+        if decoder.training:
+            raise SiglumError("the fast engine needs evaluation mode; call eval() on the decoder first.")
+        config = decoder.config
+        self.decoder, self.precision, self.dtype = decoder, precision, activation_type(precision)
+        self.heads, self.width, self.inner = config.heads, config.d_kv, config.heads * config.d_kv
+        self.sizes, self.constant = decoder.sizes, config.soft_tokens == 1
+        self.first_L = np.concatenate([[1], 1 + np.cumsum(decoder.sizes)[:-1]]).astype(np.int64)
+        with torch.no_grad():
+            self._fold()
+            self.read = Reader(decoder, precision)
+
+    def _fold(self) -> None:
+        decoder, stack = self.decoder, self.decoder.decoder
+        blocks = [block for block in stack.blocks if isinstance(block, Block)]
+        self.layers = [self._layer(block) for block in blocks]
+        self.embedding_TM = decoder.table.detach().float()
+        attention = blocks[0].self_attention
+        qkv = torch.cat([attention.q, attention.k, attention.v]).float() * blocks[0].self_norm.scale
+        self.first_TI = (self.embedding_TM * inverse_rms(self.embedding_TM) @ qkv.T).to(self.dtype)
+        length = len(self.sizes)
+        self.bias_HTT = stack.position_bias(length).detach().float()
+        self.output_TM = (self.embedding_TM * stack.final_norm.scale * decoder.scale).detach()
+        self.output = [
+            build_linear(self.output_TM[first : first + size], "int8" if self.precision == "int8" else "fp32")
+            for first, size in zip(self.first_L.tolist(), self.sizes, strict=True)
+        ]
+
+    def _layer(self, block: Block) -> Layer:
+        attention, cross, feed, precision = (
+            block.self_attention, block.cross_attention, block.feed_forward, self.precision,
+        )  # fmt: skip
+        assert cross is not None and block.cross_norm is not None
+        qkv = torch.cat([attention.q, attention.k, attention.v]) * block.self_norm.scale
+        return Layer(
+            build_linear(qkv.detach(), precision),
+            build_linear(attention.o.detach(), precision),
+            build_feed_forward((feed.wi * block.feed_norm.scale).detach(), feed.wo.detach(), precision),
+            None if self.constant else build_linear((cross.q * block.cross_norm.scale).detach(), precision),
+            None if self.constant else build_linear(cross.o.detach(), precision),
+        )
+
+    def run(self, id_R: Tensor, query_R: Tensor, memory: Memory, attend: Attend) -> Tensor:
+        """Return the hidden states (R, M) of rows that read these tokens, unit in mean square; queries ascend."""
+        x_RM = self.embedding_TM.index_select(0, id_R)
+        for number, layer in enumerate(self.layers):
+            qkv = layer.qkv(x_RM, inverse_rms(x_RM)).to(self.dtype) if number else self.first_TI.index_select(0, id_R)
+            x_RM += layer.out(attend(number, qkv))
+            if self.constant:
+                x_RM += memory.added_QM[number].index_select(0, query_R)
+            else:
+                x_RM += self._cross(layer, x_RM, query_R, memory.kept[number])
+            x_RM += layer.feed(x_RM, inverse_rms(x_RM))
+        return x_RM.mul_(inverse_rms(x_RM))
+
+    def _cross(self, layer: Layer, x_RM: Tensor, query_R: Tensor, kept: tuple[Tensor, Tensor]) -> Tensor:
+        """Attend to several soft tokens, one query after the other."""
+        assert layer.cross_query is not None and layer.cross_out is not None
+        counts = torch.bincount(query_R, minlength=len(kept[0])).tolist()
+        read = []
+        for q_rI, k_HSK, v_HSK in zip(layer.cross_query(x_RM, inverse_rms(x_RM)).split(counts), *kept, strict=True):
+            q_HrK = q_rI.view(-1, self.heads, self.width).transpose(0, 1).to(self.dtype)
+            weight_HrS = (q_HrK @ k_HSK.transpose(1, 2)).float().softmax(-1).to(self.dtype)
+            read.append((weight_HrS @ v_HSK).transpose(0, 1).flatten(1))
+        return layer.cross_out(torch.cat(read))
