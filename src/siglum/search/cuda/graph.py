@@ -1,0 +1,38 @@
+"""One CUDA graph of a search: captured once for a batch size, then replayed on whatever lies in its input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from siglum.search.cuda.engine import Found
+
+WARM_UPS = 3
+"""Runs before the capture: libraries choose kernels and the engine makes its constants in them."""
+
+
+class Captured:
+    """A search for up to `batch` queries as one graph; shorter batches leave the rest of the input as it was."""
+
+    def __init__(self, run: Callable[[Tensor], Found], batch: int, width: int, device: torch.device) -> None:
+        """Warm up on a stream of its own, as capture wants it, and capture."""
+        self.query_QD = torch.zeros(batch, width, device=device)
+        with torch.cuda.device(device):
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(WARM_UPS):
+                    run(self.query_QD)
+            torch.cuda.current_stream().wait_stream(side)
+            torch.cuda.synchronize()
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.found = run(self.query_QD)
+
+    def __call__(self, query_QD: Tensor) -> Found:
+        """Search; the results are a copy, as the next call writes over the graph's own memory."""
+        self.query_QD[: len(query_QD)].copy_(query_QD, non_blocking=True)
+        self.graph.replay()
+        return Found(self.found.packed_QF[: len(query_QD)].clone())

@@ -1,0 +1,190 @@
+"""The engine behind one call: batches padded to a few sizes, a graph for each, results back as rankings.
+
+Shapes: Q queries, D numbers a vector, K results.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from siglum.config import SearchConfig
+from siglum.device import check_device
+from siglum.generate.decoder import CodeDecoder
+from siglum.index import Allowed, Index
+from siglum.search.beam import Ranking
+from siglum.search.cuda.engine import Engine, Found
+from siglum.search.cuda.graph import Captured
+from siglum.search.cuda.passes import Passes
+from siglum.search.cuda.plan import Plan
+from siglum.search.cuda.step import Geometry
+from siglum.search.cuda.trie import DeviceTrie
+from siglum.search.cuda.weights import Weights
+from siglum.types import SiglumError, one_of
+
+BUCKETS = (1, 8, 32, 256, 1024)
+"""Batch sizes that graphs are captured for; other batches are padded up or cut down to them."""
+
+
+class GraphSearch:
+    """Exact beam search in static shapes: CUDA graphs on a GPU, the same computation step by step elsewhere.
+
+    On a GPU the decoder runs in bf16 unless told otherwise, elsewhere in fp32. A query that a plan has no room for is
+    searched again level by level, so results never depend on the plan.
+    """
+
+    def __init__(
+        self,
+        decoder: CodeDecoder,
+        codebooks: list[Tensor],
+        index: Index,
+        config: SearchConfig,
+        first: int,
+        device: str | torch.device,
+        *,
+        dtype: torch.dtype | None = None,
+        plan: Plan | None = None,
+        tokens: int = 65_536,
+        graphs: bool = True,
+        fused: bool = False,
+    ) -> None:
+        """Copy trie, weights and codebooks to the device; `first` is the first level that carries a codeword.
+
+        `plan` is for all batch sizes instead of the cheapest for each; `tokens` bounds how many the tail reads at
+        once; without `graphs` a GPU runs kernel by kernel too; `fused` takes attention and norms in Triton.
+        """
+        _check(config)
+        self.device = torch.device(check_device(str(device)))
+        self.index, self.config, self.width = index, config, decoder.query_dim
+        self._graphs = graphs and self.device.type == "cuda"
+        if fused and find_spec("triton") is None:
+            raise SiglumError("fused search needs Triton, which is not installed; leave fused off.")
+        if fused and decoder.config.d_kv not in (16, 32, 64, 128):
+            raise SiglumError(f"fused search needs d_kv 16, 32, 64 or 128, not {decoder.config.d_kv}; leave fused off.")
+        precise = dtype or (torch.bfloat16 if self.device.type == "cuda" else torch.float32)
+        self._passes = Passes(Weights(decoder, self.device, precise), fused=fused)
+        self._books = [book.detach().to(self.device, torch.float32) for book in codebooks]
+        self._first, self._plan, self._tokens = first, plan, tokens
+        self.engine = self._engine(None)
+        self._captured: dict[tuple[int, int, Plan], Captured] = {}
+        self._filter: tuple[Allowed, Engine] | None = None
+
+    def plan(self, batch: int) -> Plan:
+        """Return the plan for batches of up to this many queries."""
+        return self._plan_of(self.engine, batch)
+
+    def learn(self, query_QD: Tensor) -> None:
+        """Choose plans by a few typical queries instead of by the trie alone; only speed changes."""
+        self.engine.learn(query_QD.to(self.device, torch.float32))
+
+    @torch.no_grad()
+    def search(self, query_QD: Tensor, *, k: int, allowed: Allowed | None = None) -> list[Ranking]:
+        """Return rankings of at most k items a query, over the rows a filter allows; a filter is searched unplayed."""
+        if allowed is not None and not allowed.rows.any():
+            nothing = np.zeros(0, np.int64)
+            return [Ranking(nothing, nothing, np.zeros(0)) for _ in range(len(query_QD))]
+        engine = self.engine if allowed is None else self._filtered(allowed)
+        found = Found(self._run(engine, query_QD, k).packed_QF.cpu())
+        late = found.over_Q.nonzero()[:, 0]
+        if len(late):
+            found.packed_QF[late] = self._walk(engine, query_QD[late.to(query_QD.device)], k).packed_QF.cpu()
+        row_QK, score_QK = found.row_QK.numpy(), found.score_QK.numpy()
+        if np.isnan(score_QK).any():
+            raise SiglumError("a score is not a number: the query vectors or the model's weights contain NaN.")
+        rankings = []
+        for own, score in zip(row_QK, score_QK, strict=True):
+            row = engine.trie.rows[own[own >= 0]]
+            rankings.append(Ranking(self.index.order[row].astype(np.int64), row, score[: len(row)]))
+        return rankings
+
+    @torch.no_grad()
+    def search_tensors(self, query_QD: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Return the index's sorted rows (Q, K) and scores (Q, K) on the device, -1 and -inf where there are no more.
+
+        The host waits for nothing, except that it asks once, at the end, whether a query was over its plan; with
+        plans that are sure it does not ask.
+        """
+        found = self._run(self.engine, query_QD, k)
+        if not all(self.plan(len(part)).sure for part in query_QD.split(BUCKETS[-1])):
+            late = found.over_Q.nonzero()[:, 0]
+            if len(late):
+                found.packed_QF[late] = self._walk(self.engine, query_QD[late.to(query_QD.device)], k).packed_QF
+        return found.row_QK, found.score_QK
+
+    def _run(self, engine: Engine, query_QD: Tensor, k: int) -> Found:
+        """Search batch by batch, each by its own plan."""
+        if k < 1:
+            raise SiglumError(f"k must be at least 1, not {k}.")
+        if query_QD.ndim != 2 or query_QD.shape[1] != self.width:
+            raise SiglumError(f"query vectors must have shape (Q, {self.width}), but have {tuple(query_QD.shape)}.")
+        parts = query_QD.split(BUCKETS[-1]) if len(query_QD) else ()
+        return self._joined([self._find(engine, part, self._plan_of(engine, len(part)), k) for part in parts], k)
+
+    def _walk(self, engine: Engine, query_QD: Tensor, k: int) -> Found:
+        """Search level by level to the end, which every query has room for."""
+        parts = query_QD.split(BUCKETS[-1]) if len(query_QD) else ()
+        plans = [engine.shape.walk(bucket(len(part))) for part in parts]
+        return self._joined([self._find(engine, part, plan, k) for part, plan in zip(parts, plans, strict=True)], k)
+
+    def _joined(self, parts: list[Found], k: int) -> Found:
+        nothing = torch.zeros(0, 2 * k + 1, dtype=torch.float64, device=self.device)
+        return parts[0] if len(parts) == 1 else Found(torch.cat([nothing, *(part.packed_QF for part in parts)]))
+
+    def _find(self, engine: Engine, query_QD: Tensor, plan: Plan, k: int) -> Found:
+        """Search one batch."""
+        if not self._graphs or engine is not self.engine:
+            return engine.find(query_QD.to(self.device, torch.float32), plan, k)
+        size = bucket(len(query_QD))
+        if (size, k, plan) not in self._captured:
+            self._captured[size, k, plan] = Captured(
+                lambda query: engine.find(query, plan, k), size, self.width, self.device
+            )
+        return self._captured[size, k, plan](query_QD)
+
+    def _plan_of(self, engine: Engine, batch: int) -> Plan:
+        size = bucket(batch)
+        if size not in engine.plans:
+            engine.plans[size] = engine.shape.best(size) if self._plan is None else engine.shape.fit(self._plan)
+        return engine.plans[size]
+
+    def _filtered(self, allowed: Allowed) -> Engine:
+        """Return the engine of the rows a filter allows; the last one is kept, as pages of results ask again."""
+        if self._filter is None or self._filter[0] is not allowed:
+            self._filter = (allowed, self._engine(allowed))
+        return self._filter[1]
+
+    def _engine(self, allowed: Allowed | None) -> Engine:
+        trie = DeviceTrie(self.index, self.device, allowed)
+        weighs = self.config.scorer == "fused" and self.config.omega > 0
+        geometry = Geometry(trie, self._books, self.config.omega, self._first) if weighs else None
+        return Engine(trie, self._passes, geometry, self.config.beam, self._tokens)
+
+
+def bucket(batch: int) -> int:
+    """Return the smallest batch size with a graph that holds so many queries, or the largest there is.
+
+    >>> [bucket(batch) for batch in (1, 2, 500, 5000)]
+    [1, 8, 1024, 1024]
+    """
+    return next((size for size in BUCKETS if batch <= size), BUCKETS[-1])
+
+
+def _check(config: SearchConfig) -> None:
+    """Refuse what this engine does not do."""
+    one_of("search.scorer on this engine", config.scorer, ("fused", "decoder"))
+    one_of("search.normalisation on this engine", config.normalisation, ("level",))
+    one_of("search.mode on this engine", config.mode, ("exact",))
+    if config.beam < 1:
+        raise SiglumError(f"the beam must be at least 1, not {config.beam}.")
+    refused = {
+        "search.zscore": config.zscore,
+        "search.lookahead": config.lookahead,
+        "search.prior": config.prior > 0,
+        "search.leaf_order dense": config.leaf_order == "dense",
+    }
+    for name, asked in refused.items():
+        if asked:
+            raise SiglumError(f"{name} has no static-shape search; turn it off or search with the reference engine.")
