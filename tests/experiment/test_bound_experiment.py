@@ -63,7 +63,8 @@ def test_quantities_and_survival_are_those_of_the_diagnostics(setting: Setting, 
             assert level[name]["mean"] == pytest.approx(joined[name][place].mean(), rel=1e-4)
         assert level["survival"]["oracle"] == pytest.approx(joined["survived"][place].mean())
         assert level["survival"]["own"] == pytest.approx(joined["own"][place].mean())
-        certain = np.sqrt(joined["K"][place] / 2) < joined["m"][place] / 2
+        certain = [np.sqrt(joined["K"][up_to] / 2) < joined["m"][up_to] / 2 for up_to in range(place + 1)]
+        certain = np.logical_and.reduce(certain)  # at every level so far
         assert level["certain"] == pytest.approx(certain.mean(), abs=0.021)
 
 

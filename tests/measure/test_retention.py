@@ -256,7 +256,7 @@ def test_where_the_beam_holds_all_prefixes_the_margin_is_the_target_s_mass(make_
     [
         ({"beam": 0}, "beam must be at least 1, not 0"),
         ({"chunk": 0}, "chunk must be at least 1"),
-        ({"tau": 0.0}, "temperature must be above 0"),
+        ({"tau": 0.0}, "temperature must be a number above 0"),
         ({"target": 2}, "3 queries with 2 targets"),
         ({"target": 0, "queries": 0}, "0 queries"),
     ],

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from siglum.config import SearchConfig
 from siglum.data.world import World
 from siglum.index import Index
+from siglum.measure.evaluate import BeamRanker
 from siglum.search.beam import search_items
 from siglum.search.fast import FastSearch
 from siglum.search.retriever import Retriever
-from siglum.search.scorers import build_scorer
+from siglum.search.scorers import GeometryScorer, build_scorer
 from siglum.types import SiglumError
 
 SEEDS = st.integers(0, 10_000)
@@ -146,3 +147,19 @@ def test_the_retriever_searches_in_every_mode_and_precision(world_run: Path, wor
     retriever.remove([removed])
     for mode in ("exact", "renormalised", "scan", "scan-rescore"):
         assert removed not in [hit.item_id for hit in retriever.search(text, k=50, mode=mode)]
+
+
+def test_the_reference_scorer_of_mode_renormalised_normalises_over_children(make_system) -> None:
+    system = make_system(0)
+    scorer = build_scorer(SearchConfig(scorer="decoder", mode="renormalised"), system.codebooks, system.decoder)
+    assert scorer.normalisation == "children"
+
+
+def test_a_baseline_beside_a_search_in_bf16_is_ranked_all_the_same(make_system) -> None:
+    system = make_system(0)
+    rows = np.arange(len(system.codes))
+    for config in (SearchConfig(precision="bf16"), SearchConfig(engine="fast"), SearchConfig(mode="scan")):
+        ranker = BeamRanker(GeometryScorer(system.codebooks), system.index, rows, system.query, 5, config=config)
+        plain = BeamRanker(GeometryScorer(system.codebooks), system.index, rows, system.query, 5)
+        for one, other in zip(ranker.rank(rows[:2], rows, 3), plain.rank(rows[:2], rows, 3), strict=True):
+            assert one.position.tolist() == other.position.tolist()

@@ -211,7 +211,8 @@ def _table(explanation: Explanation) -> Table:
         table.add_column(name, justify="right")
     for level in explanation.levels:
         own, gaps = level.target, level.gap_parts
-        counts = [str(level.level or "M"), *map(str, (own.codes[-1], own.rank, level.candidates, level.prefixes))]
+        among = max(level.candidates, own.rank)  # a target that is out already is counted as if it stood there
+        counts = [str(level.level or "M"), *map(str, (own.codes[-1], own.rank, among, level.prefixes))]
         scores = [f"{own.score:.2f} ({level.gap:+.2f})", f"{level.last.score:.2f}"]
         scores += [f"{own.parts[name]:.2f} ({gaps[name]:+.2f})" for name in parts]
         style = "" if own.kept else "bold red" if level is explanation.fall else "dim"

@@ -49,8 +49,8 @@ class Command:
 
     folders: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """Run folders; the others are compared with the first that can be searched."""
-    out: Path = Path("report.html")
-    """Where the page goes."""
+    out: Path | None = None
+    """Where the page goes; report.html if nothing is said, and no page with --json alone."""
     split: str = "test"
     """val or test."""
     queries: int = 0
@@ -107,11 +107,14 @@ def run(command: Command) -> dict[str, Any]:
     }
     examples = find_examples(asked, names)
     document["seconds"] = round(perf_counter() - begun, 1)
-    write_text(command.out, render_run_report(document, examples, experiments))
+    page = command.out or (None if command.json else Path("report.html"))
+    if page is not None:
+        write_text(page, render_run_report(document, examples, experiments))
     for portrait in portraits:
         for note in portrait["notes"]:
             say(f"{portrait['name']}: {note}")
-    say(f"page: {command.out}")
+    if page is not None:
+        say(f"page: {page}")
     return document
 
 
@@ -131,7 +134,7 @@ def as_typed(command: Command) -> str:
     """Return the command line that makes the page again.
 
     >>> as_typed(Command(folders=(Path("runs/a"),), queries=50))
-    'siglum report runs/a --out report.html --split test --queries 50 --seed 0 --device cpu'
+    'siglum report runs/a --split test --queries 50 --seed 0 --device cpu'
     """
     words = ["siglum", "report", *map(str, command.folders)]
     for name in ("out", "split", "queries", "experiments", "seed", "device"):

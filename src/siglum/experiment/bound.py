@@ -143,8 +143,10 @@ def _describe(rows: list[_Measured], names: tuple[str, ...] | list[str]) -> dict
             one[name]["within"] = {beam: _within(rows, name, beam, level) for beam in alive}
         levels.append(one)
     if "K" in value:
-        for one, sure in zip(levels, (np.sqrt(value["K"] / 2) < value["m"] / 2).mean(0), strict=True):
-            one["certain"] = float(sure)  # the lemma's premise, without a decoder
+        # The lemma, without a decoder: its premise must hold at every level so far.
+        premise = np.logical_and.accumulate(np.sqrt(value["K"] / 2) < value["m"] / 2, axis=1)
+        for one, sure in zip(levels, premise.mean(0), strict=True):
+            one["certain"] = float(sure)
     everything = slice(0, depth)
     pooled = {name: _associations(value[name].ravel(), alive, np.repeat(target_Q, depth), everything) for name in names}
     return {"levels": levels, "pooled": pooled}

@@ -30,7 +30,7 @@ MEAN = "mean"
 """The name of all tasks together, each counting alike."""
 ROUNDS = 2000
 """Rounds of the bootstrap."""
-ZSCORE_OMEGAS = (0.1, 0.3, 1.0, 3.0, 10.0)
+ZSCORE_OMEGAS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 """Weights of the z-scored bias tried on validation; the released code uses 10."""
 TRIED_QUERIES = 300
 """Validation queries of a task on which a weight is tried by a beam search of its own."""

@@ -141,9 +141,9 @@ def _measure_all(setting: Setting, todo: list[Work], jobs: int, limit: float, sa
     """Measure the units and return what went wrong with which."""
     if not todo:
         return {}
-    setting.vectors()  # made once here, found by every process
     errors: dict[tuple[str, str], str] = {}
     start = perf_counter()
+    setting.vectors()  # made once here, found by every process
     together, alone = _order([w for w in todo if not w.unit.alone]), [w for w in todo if w.unit.alone]
     number = 0
     for group, side_by_side in ((together, jobs), (alone, 1)):
@@ -174,7 +174,7 @@ def _each(
     """Measure the work and yield each unit when it is done, with the error if there was one."""
     if jobs == 1 or len(work) < 2:
         for piece in work:
-            if limit and perf_counter() - start > limit:
+            if limit and perf_counter() - start >= limit:
                 return
             yield piece, _try(setting, piece)
         return

@@ -111,12 +111,14 @@ def _scores(tokenizer: Tokenizer, search: SearchConfig, decoder: CodeDecoder | N
     first = 0 if quantizer.config.modality_vector else quantizer.first
     own = search.scorer if decoder is not None or search.scorer == "oracle" else "geometry"
     search = replace(search, scorer=own)
+    if search.mode in ("scan", "scan-rescore"):
+        raise SiglumError(f"mode {search.mode} has no beam to diagnose; set search.mode exact or renormalised.")
     beams: dict[str, RealBeam] = {}
     if search.lookahead:
         beams["look-ahead"] = (build_scorer(search, books, decoder, first), build_lookahead(search, books, first))
     if decoder is None:
         return _Scores("look-ahead" if beams else own, None, None, beams)
-    generate = build_scorer(replace(search, scorer="decoder"), books, decoder, first)
+    generate = build_scorer(replace(search, scorer="decoder", prior=0.0), books, decoder, first)
     bias = GeometryScorer(books, search.omega, search.zscore, first) if search.omega > 0 else None
     if own == "fused" and bias is None:
         own = "decoder"

@@ -98,8 +98,7 @@ class BeamRanker:
         config = replace(self.config, beam=self.beam, batch_size=self.batch_size)
         parts = None if self.ahead is not None else described(self.scorer, config)
         if parts is None:
-            config = replace(config, scorer="oracle")  # stands for any scorer the fast engine does not know
-            return self._engines.choose(config, None, [], self.index, 0)
+            return None  # a scorer the fast engine does not know
         config, decoder, codebooks, first = parts
         return self._engines.choose(config, decoder, codebooks, self.index, first)
 

@@ -256,7 +256,7 @@ def _closest(explanation: Explanation) -> str:
     level = max(pruned, key=lambda level: level.target.rank)
     if level.target.rank == 1:
         return "Its prefix ranks first wherever the beam prunes."
-    place = f"rank {level.target.rank} of {level.candidates:,}"
+    place = f"rank {level.target.rank} of {max(level.candidates, level.target.rank):,}"
     return f"Its closest call is {level.name}: {place}, {level.gap:.2f} above the last of the {level.kept} kept."
 
 

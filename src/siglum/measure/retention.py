@@ -10,6 +10,7 @@ Shapes: Q queries, N items, T tokens, P_l distinct prefixes after token l, D num
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -363,8 +364,8 @@ def _check(
     for name, value in (("the beam", beam), ("the chunk", chunk)):
         if value < 1:
             raise SiglumError(f"{name} must be at least 1, not {value}.")
-    if tau <= 0:
-        raise SiglumError(f"the temperature must be above 0, not {tau}.")
+    if not 0 < tau < math.inf:
+        raise SiglumError(f"the temperature must be a number above 0, not {tau}.")
     if len(codes_NT) != len(item_ND) or len(query_QD) != len(target_Q) or not len(query_QD):
         raise SiglumError(
             f"every item needs its codes and every query its target, and one query at least is needed, but there are "

@@ -109,10 +109,7 @@ class Retriever:
 
     def scorer(self, config: SearchConfig | None = None) -> Scorer:
         """Return the scorer of this run's configuration, or of another one."""
-        config = config or self.config
-        if config.mode == "renormalised":
-            config = replace(config, normalisation="children")
-        return build_scorer(config, self.tokenizer.codebooks(), self.decoder, self._first)
+        return build_scorer(config or self.config, self.tokenizer.codebooks(), self.decoder, self._first)
 
     def lookahead(self, config: SearchConfig | None = None) -> LookAhead | None:
         """Return the look-ahead of this run's configuration, or of another one; None where it asks for none."""

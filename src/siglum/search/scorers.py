@@ -191,18 +191,19 @@ def build_scorer(config: SearchConfig, codebooks: list[Tensor], decoder: CodeDec
     Where the config looks ahead, the geometric part is left to `build_lookahead`.
     """
     kind = one_of("search.scorer", config.scorer, ("fused", "decoder", "geometry", "oracle"))
+    normalisation = "children" if config.mode == "renormalised" else config.normalisation
     if kind == "oracle":
         return OracleScorer(codebooks)
     if kind == "geometry":
         return GeometryScorer(codebooks, 0.0 if config.lookahead else 1.0, first=first)
     if decoder is None:
         raise SiglumError(f"the scorer {kind} needs a trained decoder; train one, or search with scorer geometry.")
-    parts: list[Scorer] = [DecoderScorer(decoder, config.normalisation)]
+    parts: list[Scorer] = [DecoderScorer(decoder, normalisation)]
     if config.prior > 0:
         if not decoder.config.null_queries:
             raise SiglumError("search.prior needs a decoder trained with decoder.null_queries above 0.")
-        if config.normalisation != "level":
-            raise SiglumError(f"search.prior goes with normalisation level, not {config.normalisation}.")
+        if normalisation != "level":
+            raise SiglumError(f"search.prior goes with normalisation level, not {normalisation}.")
         parts.append(PriorScorer(decoder, config.prior))
     if kind == "fused" and config.omega > 0 and not config.lookahead:
         parts.append(GeometryScorer(codebooks, config.omega, config.zscore, first))
