@@ -37,7 +37,8 @@ class Engines:
                 )
             return None
         tensors = [*codebooks, *(() if decoder is None else decoder.parameters())]
-        # Training in place changes a tensor's version, loading another model its address.
+        # Training in place changes a tensor's version, loading another model its address; writing through `.data`
+        # changes neither and must not be done to a model that searches.
         made_of = (id(decoder), config.precision, first, *((t.data_ptr(), t._version) for t in tensors))
         if self.last is None or made_of != self._made_of:
             self.last, self._made_of = FastSearch(decoder, codebooks, index, config, first), made_of
