@@ -20,13 +20,14 @@ VERBS = {
     "report": "one page about one run, or about several side by side",
     "info": "what a run folder holds, with curves",
     "experiment": "the tables and figures of the paper, on the carried world or a folder of captions",
-    "bench": "train and measure systems on a data set: bench captions, bench mbeir",
+    "bench": "measure systems side by side: bench captions, bench mbeir, bench speed",
 }
-BENCHES = ("captions", "mbeir")
+BENCHES = ("captions", "mbeir", "speed")
 BENCH_HELP = """siglum bench NAME ...      (siglum bench NAME --help tells more)
 
   captions  text to image and image to text over frozen features of captioned images
   mbeir     the nine tasks of the paper on M-BEIR
+  speed     queries a second and latency beside other libraries and dense search
 
 Example:
   siglum bench captions --data flickr8k --seeds 3 --out captions.json

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("siglum", "torch", "numpy", "transformers", "faiss-cpu")
+PACKAGES = ("siglum", "torch", "numpy", "transformers", "faiss-cpu", "ctranslate2")
 
 
 def describe_machine(device: str) -> dict[str, Any]:

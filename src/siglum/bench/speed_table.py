@@ -1,0 +1,197 @@
+"""From measurements to rows, a table, and a fair reading: who wins where, and where curves cross."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from math import exp, log
+from statistics import mean, median
+from typing import Any
+
+from siglum.bench.speed import rate_of
+
+Row = dict[str, Any]
+COLUMNS = ("system", "mode", "dtype", "device", "pool", "batch")
+SHOWN = ("queries_per_s", "ratio_to_hf", "p50_ms", "p95_ms", "overlap_at_50", "recall_at_50", "queries")
+DENSE = ("faiss-flat", "torch-flat")
+"""Exhaustive searches; curves are compared with the faster one."""
+REACH = 2.0
+"""Curves are drawn on beyond the last pool by at most so many times the distance of the last two, in logarithms."""
+READING = (
+    (
+        ("hf-generate",),
+        "hf-generate ranks by log P over all tokens at once and has no place for the geometric part of the score: its "
+        "overlap_at_50 is against the reference search with that score, siglum's against the paper's score.",
+    ),
+    (
+        ("ctranslate2",),
+        "ctranslate2 decodes without a trie and takes no vectors: tokens stand for the query, so its results are no "
+        "items and it has no overlap_at_50.",
+    ),
+    (
+        ("renormalised", "scan", "scan-rescore"),
+        "renormalised, scan and scan-rescore rank by other rules than the paper's search: a lower overlap_at_50 "
+        "is their difference, not an error.",
+    ),
+)
+"""What to know about systems and modes that were measured."""
+
+
+def make_rows(parts: Iterable[dict[str, Any]], device: str) -> list[Row]:
+    """Return one row a system, mode, precision, pool and batch, in the order they were measured."""
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
+    for part in parts:
+        if part["seconds"]:
+            groups[part["pool"], part["batch"], part["system"], part["mode"], part["dtype"]].append(part)
+    rows = [_row(group, device) for _, group in sorted(groups.items(), key=lambda pair: pair[0][:2])]
+    for row in rows:
+        rates = [r["queries_per_s"] for r in rows if is_hf(r) and r["dtype"] == "fp32" and r["pool"] == row["pool"]]
+        row["ratio_to_hf"] = row["queries_per_s"] / max(rates) if rates else None
+    return [{name: _short(value) for name, value in row.items()} for row in rows]
+
+
+def is_hf(row: Row) -> bool:
+    """Say whether a row is of the peer that ratios are against."""
+    return bool(row["system"] == "hf-generate")
+
+
+def _row(group: list[dict[str, Any]], device: str) -> Row:
+    first, times = group[0], sorted(seconds for part in group for seconds in part["seconds"])
+    known = max(group, key=lambda part: int(part["checked"]))  # every round compares the same queries, or fewer
+    facts = {name: value for part in group for name, value in part["facts"].items()}
+    return {
+        **{name: first.get(name, device) for name in COLUMNS},
+        "queries_per_s": median(rate_of(part) for part in group),
+        "ratio_to_hf": None,
+        "p50_ms": 1e3 * median(times),
+        "p95_ms": 1e3 * times[min(len(times) - 1, round(0.95 * (len(times) - 1)))],
+        "overlap_at_50": known["overlap"],
+        "reference": first["reference"],
+        "checked": known["checked"],
+        "rounds": len(group),
+        "queries": first["batch"] * len(times),
+        "recall_at_50": facts.get("recall_at_50"),
+        "item_bytes": facts.get("item_bytes"),
+        "build_seconds": facts.get("build_seconds"),
+    }
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
+def make_notes(rows: list[Row], parts: Iterable[dict[str, Any]]) -> list[str]:
+    """Return what to know when reading the rows."""
+    parts = list(parts)
+    notes = list(dict.fromkeys(note for part in parts for note in part["notes"]))
+    hf = [row for row in rows if is_hf(row) and row["dtype"] == "fp32"]
+    for pool in sorted({row["pool"] for row in hf}):
+        tried = {row["batch"]: row["queries_per_s"] for row in hf if row["pool"] == pool}
+        best = max(tried, key=tried.__getitem__)
+        notes.append(
+            f"hf-generate in fp32 over {pool:,} items is fastest at batch {best} of {', '.join(map(str, tried))}: "
+            f"{tried[best]:.3g} queries/s, which ratio_to_hf is against."
+        )
+    if not hf:
+        notes.append("ratio_to_hf is null: hf-generate in fp32 was not measured.")
+    skipped = sorted({(p["system"], p["dtype"], p["pool"], p["batch"]) for p in parts if not p["seconds"]})
+    for name, dtype, pool, batch in skipped:
+        notes.append(
+            f"{name} in {dtype} over {pool:,} items was not timed at batch {batch}: smaller ones gained no more."
+        )
+    there = {row["system"] for row in rows} | {row["mode"] for row in rows}
+    return notes + [text for names, text in READING if there & set(names)] + crossings(rows)
+
+
+def crossings(rows: list[Row]) -> list[str]:
+    """Say for every mode where exhaustive dense search wins, and where the curves over the pool size cross."""
+    notes, measured = [], {row["system"] for row in rows}
+    for batch in sorted({row["batch"] for row in rows if row["system"] in DENSE}):
+        flat = fastest(row for row in rows if row["system"] in DENSE and row["batch"] == batch)
+        for mode in dict.fromkeys(row["mode"] for row in rows if row["system"] == "siglum"):
+            own = fastest(r for r in rows if r["system"] == "siglum" and r["mode"] == mode and r["batch"] == batch)
+            if set(own) & set(flat):
+                notes.append(f"siglum {mode} against exhaustive search at batch {batch}: {compare(own, flat)}")
+    for name in sorted(measured & {"faiss-hnsw", "faiss-ivf", "faiss-pq"}):
+        times = []
+        for row in (row for row in rows if row["system"] == name):
+            own = fastest(r for r in rows if r["system"] == "siglum" and r["batch"] == row["batch"])
+            times += [row["queries_per_s"] / own[row["pool"]]] if row["pool"] in own else []
+        if times:
+            often = " to ".join(dict.fromkeys(f"{end:.3g}" for end in (min(times), max(times)))) + " times"
+            notes.append(f"{name} answers {often} as many queries as the fastest mode of siglum.")
+    return notes
+
+
+def fastest(rows: Iterable[Row]) -> dict[int, float]:
+    """Return the highest rate of these rows by pool."""
+    best: dict[int, float] = {}
+    for row in rows:
+        best[row["pool"]] = max(best.get(row["pool"], 0.0), row["queries_per_s"])
+    return best
+
+
+def compare(own: dict[int, float], flat: dict[int, float]) -> str:
+    """Say who is faster over which pools, in one sentence; between pools both are straight lines in logarithms.
+
+    >>> compare({100: 10.0, 10000: 10.0}, {100: 100.0, 10000: 1.0})
+    'dense wins over 100 items, siglum over 10,000; the curves cross near 1,000.'
+    >>> compare({100: 10.0, 10000: 10.0}, {100: 10000.0, 10000: 100.0})
+    'dense wins over 100 and 10,000 items; drawn on beyond what was measured, the curves would cross near 100,000.'
+    """
+    pools = sorted(set(own) & set(flat))
+    lead = [log(own[pool] / flat[pool]) for pool in pools]
+    loses, wins = (_listed(p for p, x in zip(pools, lead, strict=True) if (x > 0) == up) for up in (False, True))
+    said = f"dense wins over {loses} items" + f", siglum over {wins}" * bool(wins)
+    if not loses:
+        said = f"siglum wins over {wins} items"
+    steps = list(zip(pools, pools[1:], lead, lead[1:], strict=False))
+    inside = [_zero(*step) for step in steps if (step[2] > 0) != (step[3] > 0)]
+    if inside:
+        return f"{said}; the curves cross near {_listed(inside)}."
+    if steps and 0 >= lead[-1] > lead[-2]:
+        # A small gain drawn on for long says nothing.
+        beyond = _zero(*steps[-1]) if -lead[-1] / (lead[-1] - lead[-2]) < REACH else None
+        if beyond:
+            return f"{said}; drawn on beyond what was measured, the curves would cross near {_listed([beyond])}."
+    return f"{said}; no crossing is in reach." if steps else f"{said}."
+
+
+def _zero(left: int, right: int, low: float, high: float) -> int:
+    """Return where a line through two points over logarithmic pools is zero, to two digits."""
+    at = exp(log(left) + (log(right) - log(left)) * -low / (high - low))
+    return int(float(f"{at:.2g}"))
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return " and ".join(f"{number:,}" for number in numbers)
+
+
+def markdown(document: dict[str, Any]) -> str:
+    """Return the rows as a table, and the notes."""
+    head = (*COLUMNS, *SHOWN)
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    lines += ["| " + " | ".join(_cell(name, row[name]) for name in head) + " |" for row in document["rows"]]
+    machine = document["machine"]
+    where = machine.get("gpu") or f"{machine.get('cpu')}, {document['settings']['threads']} threads"
+    load = document["load_average"]
+    said = f"{where}; load average {load['before']:.2f} before and {load['after']:.2f} after."
+    notes = [f"- {note}" for note in document["notes"]]
+    return "\n".join([said, "", *lines, "", *notes]) + "\n"
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return "–"
+    if name == "ratio_to_hf":
+        return f"{value:.3g}x"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def spread_of(parts: Iterable[dict[str, Any]]) -> float:
+    """Return how far the rates of a row lie apart between rounds, as a share of their mean, on average."""
+    groups: dict[tuple[Any, ...], list[float]] = defaultdict(list)
+    for part in parts:
+        if part["seconds"]:
+            groups[part["pool"], part["batch"], part["system"], part["mode"], part["dtype"]].append(rate_of(part))
+    return mean((max(rates) - min(rates)) / mean(rates) for rates in groups.values()) if groups else 0.0

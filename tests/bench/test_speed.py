@@ -1,0 +1,242 @@
+"""The measure of speed: peers search with the same weights, rows say what parts say, a stopped run goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from siglum.bench import speed
+from siglum.bench.speed import Job, Settings, overlap, time_calls
+from siglum.bench.speed_pool import Pool, make_pool, open_pool, residual_codes
+from siglum.bench.speed_systems import Case, Graphs, open_system
+from siglum.cli import bench_speed
+from siglum.cli.common import call
+from siglum.index import Index
+from siglum.types import SiglumError
+
+ITEMS = 500
+KEYS = ("system", "mode", "dtype", "device", "pool", "batch", "queries_per_s", "ratio_to_hf", "p50_ms", "p95_ms")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Run tiny operations in one thread: several only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Pool:
+    folder = tmp_path_factory.mktemp("pool")
+    make_pool(folder, ITEMS, 40, "tiny", None, "cpu")
+    return open_pool(folder)
+
+
+def test_items_are_coded_by_their_nearest_codewords(pool: Pool) -> None:
+    item_ND = pool.item_ND()
+    codes_NT = pool.index.codes_of([str(place) for place in range(ITEMS)])
+    assert torch.equal(residual_codes(item_ND, pool.codebooks[1:]), torch.as_tensor(codes_NT[:, 1:]).long())
+    assert np.bincount(codes_NT[:, 1]).max() < ITEMS / 3  # codes are used, not one for all
+    torch.testing.assert_close(item_ND.norm(dim=1), torch.ones(ITEMS))
+    assert not pool.codebooks[0].any() and pool.first == 1
+
+
+def test_queries_have_items_nearby_and_do_not_repeat(pool: Pool) -> None:
+    nearest = (pool.query_QD @ pool.item_ND().T).max(1).values
+    strangers = (torch.nn.functional.normalize(torch.randn(40, 64), dim=1) @ pool.item_ND().T).max(1).values
+    assert nearest.mean() > strangers.mean() + 0.2
+    every = torch.cat([pool.query_QD, pool.learnt_LD])
+    assert len(every) == 40 + 256 == len(torch.unique(every, dim=0))
+
+
+def test_transformers_finds_what_the_reference_search_finds_with_the_same_weights(pool: Pool, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    peer = open_system(Case("hf-generate", "none", "fp32"), pool, "cpu", 1, 8, tmp_path)
+    right = pool.reference["joint"]
+    found = peer.positions(peer.search(pool.query_QD[: len(right)]))
+    assert found is not None and len(right) == 8
+    for one, other in zip(found, right, strict=True):
+        assert len(other) >= pool.config.beam
+        assert one.tolist() == other.tolist()
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_the_engine_is_compared_with_the_paper_score(pool: Pool, tmp_path: Path, dtype: str) -> None:
+    system = open_system(Case("siglum", "exact", dtype), pool, "cpu", 1, 4, tmp_path)
+    part = time_calls(system, pool.query_QD, 4, 1.0, pool.reference["paper"], thorough=True)
+    assert part["checked"] == 32 and len(part["seconds"]) >= 2
+    assert part["overlap"] == 1.0 if dtype == "fp32" else part["overlap"] > 0.9
+    worse = time_calls(system, pool.query_QD.flip(0), 4, 1.0, pool.reference["paper"], thorough=True)
+    assert worse["overlap"] < 0.5  # other queries have other answers
+
+
+def test_the_engine_of_static_shapes_finds_the_same(pool: Pool) -> None:
+    system = Graphs(pool, "cpu")
+    found = system.positions(system.search(pool.query_QD[:8]))
+    assert [overlap(one, other) for one, other in zip(found, pool.reference["paper"], strict=False)] == [1.0] * 8
+
+
+@pytest.mark.parametrize("system", ["faiss-flat", "faiss-hnsw", "faiss-ivf", "faiss-pq", "torch-flat"])
+def test_dense_systems_find_near_items(pool: Pool, tmp_path: Path, system: str) -> None:
+    if system.startswith("faiss"):
+        pytest.importorskip("faiss")
+    opened = open_system(Case(system, "none", "fp32"), pool, "cpu", 1, 4, tmp_path)
+    exact = (pool.query_QD[:8] @ pool.item_ND().T).topk(50).indices.numpy()
+    found = opened.positions(opened.search(pool.query_QD[:8]))
+    assert found is not None
+    shares = [overlap(one, other) for one, other in zip(found, exact, strict=True)]
+    assert np.mean(shares) == 1.0 if system.endswith("flat") else np.mean(shares) > 0.7
+    if not system.endswith("flat"):
+        assert "build_seconds" in opened.facts and 0.7 < opened.facts["recall_at_50"] <= 1
+        again = open_system(Case(system, "none", "fp32"), pool, "cpu", 1, 4, tmp_path)
+        assert "build_seconds" not in again.facts  # read, not built
+
+
+def test_ctranslate2_has_the_same_weights(pool: Pool, tmp_path: Path) -> None:
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    pytest.importorskip("transformers")
+    from siglum.bench.speed_peers import as_t5, name_of
+
+    system = open_system(Case("ctranslate2", "none", "int8"), pool, "cpu", 1, 2, tmp_path)
+    found = system.search(pool.query_QD[:2])
+    assert [len(one.hypotheses) for one in found] == [pool.config.beam] * 2
+    assert {len(path) for path in found[0].hypotheses} == {pool.index.levels}
+    assert system.positions(found) is None
+    model = as_t5(pool.decoder())
+    with torch.no_grad():
+        start = torch.zeros(1, 1, dtype=torch.long)
+        wanted = model(input_ids=torch.tensor([[7]]), decoder_input_ids=start).logits[0, 0]
+    wanted[0] = -torch.inf  # it leaves the end of a sequence out before the softmax
+    opened = ctranslate2.Translator(str(tmp_path / "ctranslate2"), compute_type="int8", intra_threads=1)
+    options = {"beam_size": 5, "num_hypotheses": 5, "min_decoding_length": 1, "max_decoding_length": 1}
+    best = opened.translate_batch([[name_of(7)]], return_scores=True, length_penalty=0, **options)[0]
+    tokens = [int(path[0][1:]) for path in best.hypotheses]
+    torch.testing.assert_close(torch.tensor(best.scores), wanted.log_softmax(-1)[tokens], atol=0.1, rtol=0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(*[st.integers(0, 2)] * 4), min_size=1, max_size=30))
+def test_the_prefix_tree_allows_what_the_codes_allow(codes: list[tuple[int, ...]]) -> None:
+    from siglum.bench.speed_peers import PrefixTree
+
+    first = [1, 4, 7, 10]
+    index = Index.build([str(i) for i in range(len(codes))], np.array(codes), (3,) * 4, "t")
+    tree = PrefixTree(index, first)
+    paths = [[code + start for code, start in zip(path, first, strict=True)] for path in codes]
+    for path in paths:
+        for depth in range(4):
+            wanted = {other[depth] for other in paths if other[:depth] == path[:depth]}
+            assert sorted(tree(0, torch.tensor([0, *path[:depth]]))) == sorted(wanted)
+
+
+def test_calls_take_other_queries_each_time_and_go_round() -> None:
+    seen: list[list[float]] = []
+
+    class Recorder:
+        reference, facts = None, {}
+
+        def search(self, query_QD: torch.Tensor) -> None:
+            seen.append(query_QD[:, 0].tolist())
+
+        def positions(self, result: None) -> None:
+            """Find nothing."""
+
+    part = time_calls(Recorder(), torch.arange(5.0)[:, None], 2, 0.0, [], thorough=True)
+    assert seen == [[0.0, 1.0], [2.0, 3.0]] and part["overlap"] is None
+    time_calls(Recorder(), torch.arange(3.0)[:, None], 2, 0.0, [], thorough=False)
+    assert seen[2:] == [[0.0, 1.0], [2.0, 0.0]]
+
+
+def write_part(job: Job, batch: int, seconds: list[float]) -> None:
+    job.part(batch).parent.mkdir(parents=True, exist_ok=True)
+    job.part(batch).write_text(json.dumps({"batch": batch, "seconds": seconds}))
+
+
+def test_on_a_gpu_transformers_climbs_as_long_as_it_pays(tmp_path: Path) -> None:
+    own = Settings(work=tmp_path, device="cuda", batches=(1, 1024))
+    case = ("hf-generate", "none", "fp32")
+    tried = tuple(speed._batches(own, case, 100, 0))
+    assert tried == (1, 4, 8, 16, 32, 64, 128, 256, 1024)
+    job, timed = Job(own, case, 100, 0, tried), []
+    for batch, wanted in speed._paying(job):
+        rate = min(batch, 16)
+        write_part(job, batch, [batch / rate] if wanted else [])
+        timed += [batch] if wanted else []
+    assert timed == [1, 4, 8, 16, 32]
+    assert speed._batches(own, case, 100, 1) == [1, 16]  # what was asked for, and the best
+    assert speed._batches(own, ("siglum", "exact", "bf16"), 100, 1) == [1, 1024]
+
+
+def test_systems_without_their_package_are_left_out_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "find_spec", lambda name: None if name in ("faiss", "ctranslate2") else object())
+    cases, notes = speed._installed(Settings(work=Path("unused")).cases())
+    assert {case[0] for case in cases} == {"hf-generate", "siglum", "torch-flat"}
+    assert len(notes) == 5 and all("not installed" in note for note in notes)
+
+
+def test_cases_follow_what_is_asked_for() -> None:
+    own = Settings(work=Path("unused"), systems=("siglum", "faiss-flat"), modes=("scan", "exact"))
+    wanted = {("siglum", "scan", "fp32"), ("faiss-flat", "none", "fp32")}
+    assert set(own.cases()) == wanted | {("siglum", "exact", dtype) for dtype in ("fp32", "bf16", "int8")}
+    assert {case[0] for case in replace(own, device="cuda:1").cases()} == {"siglum"}
+
+
+def bench(out: Path, *more: str) -> int:
+    few = ["--scale", "tiny", "--pools", "400", "--batches", "1,4", "--rounds", "1", "--seconds", "0.01"]
+    some = ["--systems", "siglum,torch-flat", "--modes", "scan", "--queries", "16", "--threads", "1"]
+    return call(bench_speed.Command, bench_speed.run, "bench speed", ["--out", str(out), *few, *some, *more])
+
+
+def test_one_command_measures_and_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
+    out = tmp_path / "speed.json"
+    assert bench(out) == 0
+    document = json.loads(out.read_text())
+    rows = document["rows"]
+    assert {(row["system"], row["batch"]) for row in rows} == {(s, b) for s in ("siglum", "torch-flat") for b in (1, 4)}
+    assert all(set(KEYS) | {"overlap_at_50", "queries"} <= set(row) for row in rows)
+    assert all(row["queries_per_s"] > 0 and row["p95_ms"] >= row["p50_ms"] > 0 for row in rows)
+    assert [row["overlap_at_50"] is None for row in rows] == [row["system"] == "torch-flat" for row in rows]
+    assert any("against exhaustive search at batch 4" in note for note in document["notes"])
+    assert document["machine"]["versions"]["torch"] and "before" in document["load_average"]
+    assert "| siglum | scan | fp32 | cpu | 400 | 4 |" in out.with_suffix(".md").read_text()
+    assert not list(tmp_path.rglob("pool.safetensors"))  # taken away once all parts are there
+    parts = sorted(tmp_path.rglob("400-*.json"))
+    assert len(parts) == 4
+    parts[0].unlink()
+    before = {part: part.stat().st_mtime_ns for part in parts[1:]}
+    assert bench(out) == 0
+    assert parts[0].exists() and before == {part: part.stat().st_mtime_ns for part in parts[1:]}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--pools", "5k"], "--pools takes whole numbers"),
+        (["--systems", "siglum,faiss"], "hf-generate"),
+        (["--modes", "fast"], "scan-rescore"),
+        (["--rounds", "0"], "--rounds must be at least 1"),
+        (["--device", "mps:7"], "mps"),
+        (["--run", "nowhere"], "nowhere is not a run folder"),
+    ],
+)
+def test_wrong_options_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
+) -> None:
+    assert bench(tmp_path / "speed.json", *options) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_what_fails_is_told_and_does_not_end_the_rest(tmp_path: Path) -> None:
+    own = Settings(work=tmp_path, pools=(400,), rounds=1, systems=("torch-flat",), scale="none-such")
+    with pytest.raises(SiglumError, match=r"nothing was measured.*none-such"):
+        speed.run_speed(own, lambda text: None)
