@@ -163,3 +163,19 @@ def test_a_baseline_beside_a_search_in_bf16_is_ranked_all_the_same(make_system) 
         plain = BeamRanker(GeometryScorer(system.codebooks), system.index, rows, system.query, 5)
         for one, other in zip(ranker.rank(rows[:2], rows, 3), plain.rank(rows[:2], rows, 3), strict=True):
             assert one.position.tolist() == other.position.tolist()
+
+
+@pytest.mark.parametrize("mode", ["exact", "renormalised", "scan", "scan-rescore"])
+def test_a_batch_searched_by_several_threads_gives_what_one_gives(make_system, mode: str) -> None:
+    system, before = make_system(3, items=60, queries=7), torch.get_num_threads()
+    engine = FastSearch(system.decoder, system.codebooks, system.index, SearchConfig(mode=mode, beam=6))
+    try:
+        torch.set_num_threads(1)
+        alone = engine.search(system.query, k=5)
+        torch.set_num_threads(3)
+        shared = engine.search(system.query, k=5)
+        assert torch.get_num_threads() == 3, "the caller's threads are given back"
+    finally:
+        torch.set_num_threads(before)
+    for one, other in zip(alone, shared, strict=True):
+        np.testing.assert_allclose(one.score, other.score, atol=1e-4)

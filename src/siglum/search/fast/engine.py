@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -84,10 +85,30 @@ class FastSearch:
             raise SiglumError(f"k must be at least 1, not {k}.")
         found: list[Ranking] = []
         for part_QD in query_QD.split(self.config.batch_size):
-            beams = self._beams(part_QD, k, allowed)
-            dense = None if item_ND is None else (part_QD, item_ND)
-            found.extend(rank_items(self.index, beams, len(part_QD), k, allowed, dense))
+            for piece_QD, beams in self._side_by_side(part_QD, k, allowed):
+                dense = None if item_ND is None else (piece_QD, item_ND)
+                found.extend(rank_items(self.index, beams, len(piece_QD), k, allowed, dense))
         return found
+
+    def _side_by_side(self, query_QD: Tensor, k: int, allowed: Allowed | None) -> list[tuple[Tensor, Beams]]:
+        """Search a batch in as many pieces as there are threads, one each: products this small share threads badly."""
+        threads = torch.get_num_threads() if query_QD.device.type == "cpu" else 1
+        pieces = query_QD.chunk(min(threads, len(query_QD))) if len(query_QD) else (query_QD,)
+        if self.config.mode in ("scan", "scan-rescore"):
+            self._codes()  # made before the pieces ask for it
+        if len(pieces) == 1:
+            return [(query_QD, self._beams(query_QD, k, allowed))]
+
+        def answer(piece_QD: Tensor) -> Beams:
+            torch.set_num_threads(1)
+            with torch.no_grad():
+                return self._beams(piece_QD, k, allowed)
+
+        try:
+            with ThreadPoolExecutor(len(pieces)) as pool:
+                return list(zip(pieces, pool.map(answer, pieces), strict=True))
+        finally:
+            torch.set_num_threads(threads)
 
     def _beams(self, query_QD: Tensor, k: int, allowed: Allowed | None) -> Beams:
         """Return the leaves that the mode finds, with their scores."""
