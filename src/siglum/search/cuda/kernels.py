@@ -86,7 +86,7 @@ def pick(logits_GRV: Tensor, code_GR: Tensor) -> Tensor:
 @_compiled
 def _line_attention(
     qkv, kv, line, bias, out, tokens, seen, apart, slots, levels, inner, K: tl.constexpr, BT: tl.constexpr
-):  # fmt: skip
+) -> None:  # fmt: skip
     query, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     t, c = tl.program_id(2) * BT + tl.arange(0, BT), tl.arange(0, K)
     ok = t < tokens
@@ -116,7 +116,7 @@ def _line_attention(
 @_compiled
 def _leaf_attention(
     qkv, kv, past, bias, out, tokens, depth, levels, inner, K: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr
-):  # fmt: skip
+) -> None:  # fmt: skip
     leaf, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     t, s, c = tl.arange(0, BT), tl.arange(0, BD), tl.arange(0, K)
     ok_t, ok_s = t < tokens, s < depth
@@ -147,7 +147,7 @@ def _leaf_attention(
 @_compiled
 def _add_norm(
     x, add, out, rows, tokens, width, stride, eps, ADD: tl.constexpr, BR: tl.constexpr, BM: tl.constexpr
-):  # fmt: skip
+) -> None:  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
     m = tl.arange(0, BM)
     ok = (row < rows)[:, None] & (m < width)[None, :]
@@ -163,7 +163,7 @@ def _add_norm(
 
 
 @_compiled
-def _pick(logits, code, out, size, BV: tl.constexpr):
+def _pick(logits, code, out, size, BV: tl.constexpr) -> None:
     row, c = tl.program_id(0).to(tl.int64), tl.arange(0, BV)
     value = tl.load(logits + row * size + c, mask=c < size, other=float("-inf")).to(tl.float32)
     top = tl.max(value, 0)
