@@ -1,4 +1,4 @@
-# ruff: noqa: ANN001, ANN202
+# ruff: noqa: ANN001
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-def, no-untyped-call"
 """Triton kernels for what plain operations do wastefully: attention over few scattered slots, and add-then-norm.
 
