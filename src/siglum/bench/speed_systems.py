@@ -6,7 +6,6 @@ Shapes: Q queries, N items, D numbers a vector.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
@@ -101,11 +100,8 @@ class Graphs(Engine):
         """Copy everything to the device and choose plans by queries that are not timed."""
         from siglum.search.cuda import GraphSearch
 
-        decoder = pool.decoder()
-        fused = device.startswith("cuda") and find_spec("triton") is not None
-        fused = fused and decoder.config.d_kv in (16, 32, 64, 128)
-        self.facts = {"item_bytes": pool.index.nbytes / len(pool.index), "triton": fused}
-        self.engine = GraphSearch(decoder, pool.codebooks, pool.index, pool.config, pool.first, device, fused=fused)
+        self.facts = {"item_bytes": pool.index.nbytes / len(pool.index)}
+        self.engine = GraphSearch(pool.decoder(), pool.codebooks, pool.index, pool.config, pool.first, device)
         self.engine.learn(pool.learnt_LD)
 
 

@@ -25,6 +25,7 @@ from siglum.generate.query import QueryHead
 from siglum.generate.store import load_decoder, load_query_head, save_decoder
 from siglum.index import Index
 from siglum.search.beam import Ranking, as_hits, search_items
+from siglum.search.cuda import Graphs
 from siglum.search.fast import Engines
 from siglum.search.lookahead import LookAhead, build_lookahead
 from siglum.search.scorers import Scorer, build_scorer
@@ -61,7 +62,7 @@ class Retriever:
         self.tokenizer, self.index, self.decoder, self.head = tokenizer, index, decoder, head
         self.config, self.item_ND, self.device = config or SearchConfig(), item_ND, device
         self._encoder, self._encoder_fingerprint = encoder, encoder_fingerprint
-        self._engines = Engines()
+        self._engines, self._graphs = Engines(), Graphs()
 
     @classmethod
     def load(cls, folder: str | Path, *, device: str = "cpu") -> Retriever:
@@ -165,7 +166,12 @@ class Retriever:
             )
         allowed = None if within is None else self.index.allow(within)
         item_ND = self.item_ND if config.leaf_order == "dense" else None
-        fast = self._engines.choose(config, self.decoder, self.tokenizer.codebooks(), self.index, self._first)
+        parts = (config, self.decoder, self.tokenizer.codebooks(), self.index, self._first)
+        if self.device.startswith("cuda"):
+            graph = self._graphs.choose(*parts, self.device)
+            if graph is not None:
+                return graph.search(query_QD, k=k, allowed=allowed)
+        fast = self._engines.choose(*parts)
         if fast is not None:
             return fast.search(query_QD, k=k, allowed=allowed, item_ND=item_ND)
         return search_items(

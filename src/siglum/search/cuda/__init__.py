@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from siglum.search.cuda.choice import Graphs
 from siglum.search.cuda.plan import Plan
 from siglum.search.cuda.search import GraphSearch
 
-__all__ = ["GraphSearch", "Plan"]
+__all__ = ["GraphSearch", "Graphs", "Plan"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,8 +17,13 @@ WARM_UPS = 3
 class Captured:
     """A search for up to `batch` queries as one graph; shorter batches leave the rest of the input as it was."""
 
-    def __init__(self, run: Callable[[Tensor], Found], batch: int, width: int, device: torch.device) -> None:
-        """Warm up on a stream of its own, as capture wants it, and capture."""
+    def __init__(
+        self, run: Callable[[Tensor], Found], batch: int, width: int, device: torch.device, memory: Any
+    ) -> None:
+        """Warm up on a stream of its own, as capture wants it, and capture.
+
+        Graphs that never run at the same time may share `memory`, a handle of `torch.cuda.graph_pool_handle`.
+        """
         self.query_QD = torch.zeros(batch, width, device=device)
         with torch.cuda.device(device):
             side = torch.cuda.Stream()
@@ -28,7 +34,7 @@ class Captured:
             torch.cuda.current_stream().wait_stream(side)
             torch.cuda.synchronize()
             self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
+            with torch.cuda.graph(self.graph, pool=memory):
                 self.found = run(self.query_QD)
 
     def __call__(self, query_QD: Tensor) -> Found:

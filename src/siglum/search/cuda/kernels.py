@@ -1,9 +1,9 @@
 # ruff: noqa: ANN001
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-def, no-untyped-call"
-"""Triton kernels for what plain operations do wastefully: attention over few scattered slots, and add-then-norm.
+"""Triton kernels for what plain operations do wastefully: attention over few scattered rows, and add-then-norm.
 
 Each gives what the plain operations of `passes` give, to rounding. They need Triton.
-Shapes: Q queries, T tokens, S slots a token sees, P slots of a cache, R leaves, H heads, K d_kv, M d_model, L levels.
+Shapes: Q queries, T tokens, S rows a token sees, X rows of the cache, R leaves, H heads, K d_kv, M d_model, L levels.
 """
 
 from __future__ import annotations
@@ -32,31 +32,28 @@ def _compiled(kernel: Callable[..., None]) -> Any:
     return kernel if triton is None else triton.jit(kernel)
 
 
-def line_attention(qkv_QTN: Tensor, kv_QPN: Tensor, line_QTS: Tensor, bias_HL: Tensor, heads: int) -> Tensor:
-    """Attend from every token to the slots of its line, own slot last, -1 for none; return (Q, T, H K).
+def line_attention(cache_XN: Tensor, at: int, row_QTS: Tensor, bias_HL: Tensor, heads: int) -> Tensor:
+    """Attend from every token, in the cache from row `at` on, to the rows it sees; return (Q, T, H K).
 
-    One set of lines may serve all queries (1, T, S).
-    `bias_HL` is the position bias by distance; the last slot of a line is at distance 0.
+    A token's own row is the last that it sees, -1 is none. `bias_HL` is the position bias by distance from it.
     """
-    (_, tokens, seen), queries, inner = line_QTS.shape, len(kv_QPN), kv_QPN.shape[2] // 2
-    out = torch.empty(queries, tokens, inner, dtype=qkv_QTN.dtype, device=qkv_QTN.device)
+    (queries, tokens, seen), inner = row_QTS.shape, cache_XN.shape[1] // 3
+    out = torch.empty(queries, tokens, inner, dtype=cache_XN.dtype, device=cache_XN.device)
     grid = (queries, heads, triton.cdiv(tokens, BEAMS))
     _line_attention[grid](
-        qkv_QTN, kv_QPN, line_QTS, bias_HL, out,
-        tokens, seen, 0 if len(line_QTS) == 1 else 1, kv_QPN.shape[1], bias_HL.shape[1], inner,
-        K=inner // heads, BT=BEAMS,
-    )  # fmt: skip
+        cache_XN, row_QTS, bias_HL, out, at, tokens, seen, bias_HL.shape[1], inner, K=inner // heads, BT=BEAMS
+    )
     return out
 
 
-def leaf_attention(qkv_RTN: Tensor, kv_XN: Tensor, past_Rd: Tensor, bias_HLL: Tensor, heads: int) -> Tensor:
-    """Attend from every leaf's tail to its ancestors' slots (rows of `kv_XN`) and, causally, itself (R, T, H K)."""
+def leaf_attention(qkv_RTN: Tensor, cache_XN: Tensor, past_Rd: Tensor, bias_HLL: Tensor, heads: int) -> Tensor:
+    """Attend from every leaf's tail to its ancestors' rows of the cache and, causally, itself (R, T, H K)."""
     leaves, tokens, _ = qkv_RTN.shape
-    depth, inner = past_Rd.shape[1], kv_XN.shape[1] // 2
+    depth, inner = past_Rd.shape[1], cache_XN.shape[1] // 3
     out = torch.empty(leaves, tokens, inner, dtype=qkv_RTN.dtype, device=qkv_RTN.device)
     sides = [max(16, triton.next_power_of_2(side)) for side in (tokens, depth)]
     _leaf_attention[(leaves, heads)](
-        qkv_RTN, kv_XN, past_Rd, bias_HLL, out, tokens, depth, bias_HLL.shape[1], inner,
+        qkv_RTN, cache_XN, past_Rd, bias_HLL, out, tokens, depth, bias_HLL.shape[1], inner,
         K=inner // heads, BT=sides[0], BD=sides[1], num_warps=1,
     )  # fmt: skip
     return out
@@ -84,23 +81,22 @@ def pick(logits_GRV: Tensor, code_GR: Tensor) -> Tensor:
 
 
 @_compiled
-def _line_attention(
-    qkv, kv, line, bias, out, tokens, seen, apart, slots, levels, inner, K: tl.constexpr, BT: tl.constexpr
-) -> None:  # fmt: skip
+def _line_attention(cache, row, bias, out, at, tokens, seen, levels, inner, K: tl.constexpr, BT: tl.constexpr) -> None:
     query, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     t, c = tl.program_id(2) * BT + tl.arange(0, BT), tl.arange(0, K)
     ok = t < tokens
-    row = query * tokens + t
-    q = tl.load(qkv + (row * 3 * inner + head * K)[:, None] + c[None, :], mask=ok[:, None], other=0.0).to(tl.float32)
+    own = query * tokens + t
+    q = tl.load(cache + ((at + own) * 3 * inner + head * K)[:, None] + c[None, :], mask=ok[:, None], other=0.0)
+    q = q.to(tl.float32)
     top = tl.full([BT], -1e30, tl.float32)
     total = tl.zeros([BT], tl.float32)
     mixed = tl.zeros([BT, K], tl.float32)
     for s in range(seen):
-        slot = tl.load(line + (query * apart * tokens + t) * seen + s, mask=ok, other=-1)
-        there = slot >= 0
-        at = kv + ((query * slots + slot) * 2 * inner + head * K)[:, None] + c[None, :]
-        k = tl.load(at, mask=there[:, None], other=0.0).to(tl.float32)
-        v = tl.load(at + inner, mask=there[:, None], other=0.0).to(tl.float32)
+        place = tl.load(row + own * seen + s, mask=ok, other=-1).to(tl.int64)
+        there = place >= 0
+        line = cache + (place * 3 * inner + inner + head * K)[:, None] + c[None, :]
+        k = tl.load(line, mask=there[:, None], other=0.0).to(tl.float32)
+        v = tl.load(line + inner, mask=there[:, None], other=0.0).to(tl.float32)
         score = tl.sum(q * k, 1) + tl.load(bias + head * levels + seen - 1 - s).to(tl.float32)
         score = tl.where(there, score, -1e30)
         # What an absent slot adds before the first real one is scaled to nothing by that one.
@@ -110,12 +106,12 @@ def _line_attention(
         total = total * fade + weight
         top = higher
     mixed = mixed / total[:, None]
-    tl.store(out + (row * inner + head * K)[:, None] + c[None, :], mixed.to(out.dtype.element_ty), mask=ok[:, None])
+    tl.store(out + (own * inner + head * K)[:, None] + c[None, :], mixed.to(out.dtype.element_ty), mask=ok[:, None])
 
 
 @_compiled
 def _leaf_attention(
-    qkv, kv, past, bias, out, tokens, depth, levels, inner, K: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr
+    qkv, cache, past, bias, out, tokens, depth, levels, inner, K: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr
 ) -> None:  # fmt: skip
     leaf, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     t, s, c = tl.arange(0, BT), tl.arange(0, BD), tl.arange(0, K)
@@ -124,8 +120,8 @@ def _leaf_attention(
     q = tl.load(at, mask=ok_t[:, None], other=0.0)
     k = tl.load(at + inner, mask=ok_t[:, None], other=0.0)
     v = tl.load(at + 2 * inner, mask=ok_t[:, None], other=0.0)
-    slot = tl.load(past + leaf * depth + s, mask=ok_s, other=0)
-    at = kv + (slot * 2 * inner + head * K)[:, None] + c[None, :]
+    place = tl.load(past + leaf * depth + s, mask=ok_s, other=0).to(tl.int64)
+    at = cache + (place * 3 * inner + inner + head * K)[:, None] + c[None, :]
     past_k = tl.load(at, mask=ok_s[:, None], other=0.0)
     past_v = tl.load(at + inner, mask=ok_s[:, None], other=0.0)
     # Rows past the last token look at token 0 alone, so that they stay finite.

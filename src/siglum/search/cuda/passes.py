@@ -1,8 +1,9 @@
-"""Passes of the decoder: a tree or a beam of new tokens onto a cache of slots, and whole leaf paths at once.
+"""Passes of the decoder: a tree or a beam of new tokens onto a cache, and whole leaf paths at once.
 
-The cache holds keys and values of every position ever read, in slots that never move; a beam knows the slots of its
-ancestors. New tokens look at all slots through a mask, which on a GPU is cheaper than to gather each one's own.
-Shapes: Q queries, T new tokens, P slots, M d_model, H heads, K d_kv, L levels, C leaves, d levels before the tail.
+The cache holds queries, keys and values of every token ever read, in rows that never move and that the product writes
+itself; a beam knows the rows of its ancestors.
+Shapes: Q queries, T new tokens, S rows a token sees, M d_model, H heads, K d_kv, L levels, C leaves, d levels before
+the tail.
 """
 
 from __future__ import annotations
@@ -23,75 +24,47 @@ MASK_MULTIPLE = 16
 """Rows of a mask start at multiples of this many numbers, as fused attention asks for."""
 
 
-def aligned(count: int) -> int:
-    """Return the next multiple of `MASK_MULTIPLE`."""
-    return -(-count // MASK_MULTIPLE) * MASK_MULTIPLE
-
-
 class Passes:
-    """Runs the decoder's layers over new tokens; `kv` are the caches of all layers (layers, Q, P, 2 H K).
-
-    With `fused` (a GPU with Triton) attention and norms are kernels of our own.
-    """
+    """Runs the decoder's layers over new tokens; with `fused` (a GPU with Triton) in kernels of our own."""
 
     def __init__(self, weights: Weights, *, fused: bool = False) -> None:
         """Hold the weights."""
         self.weights, self.fused = weights, fused
 
-    def cache(self, queries: int, slots: int) -> Tensor:
-        """Return empty caches; zeros where a mask hides slots, which must hold numbers even so."""
+    def cache(self, rows: int) -> Tensor:
+        """Return room for tokens (layers, rows, 3 H K)."""
         w = self.weights
-        shape = (len(w.layers), queries, aligned(slots), 2 * w.heads * w.d_kv)
-        return (torch.empty if self.fused else torch.zeros)(shape, dtype=w.dtype, device=w.device)
+        return torch.empty(len(w.layers), rows, 3 * w.heads * w.d_kv, dtype=w.dtype, device=w.device)
 
-    def sight(self, line_QTS: Tensor, slots: int) -> Tensor:
-        """Return what `onto` asks for, from the slots that each token sees: its own last, -1 for none.
+    def onto(self, cache: Tensor, at: int, token_QT: Tensor, row_QTS: Tensor, cross: Cross) -> Tensor:
+        """Read rows `token_QT` of the table into the cache from row `at` on; return normed hidden states (Q, T, M).
 
-        With kernels of our own that is the lines as they are; without, the bias (Q, H, T, P) of the first `slots`
-        slots, minus infinity for those that are not in a token's line.
+        Every token sees the rows of the cache in `row_QTS`, its own last, -1 for none.
         """
-        if self.fused:
-            return line_QTS.contiguous()
-        w, room = self.weights, aligned(slots)
-        bias_HS = w.distance_HL[:, : line_QTS.shape[2]].flip(-1)
-        shape = (len(line_QTS), w.heads, line_QTS.shape[1], room + MASK_MULTIPLE)
-        hidden = torch.full(shape, -torch.inf, dtype=w.dtype, device=w.device)
-        # Slots for none go to a column that is left out again.
-        place = torch.where(line_QTS < 0, room, line_QTS)[:, None].expand(-1, w.heads, -1, -1)
-        return hidden.scatter_(3, place, bias_HS[None, :, None].expand(place.shape))[..., :room]
+        w, row_QTS = self.weights, row_QTS.contiguous()
+        block = slice(at, at + token_QT.numel())
 
-    def onto(self, kv: Tensor, at: int, token_QT: Tensor, sight: Tensor, cross: Cross) -> Tensor:
-        """Read rows `token_QT` of the table into the slots from `at` on; return normed hidden states (Q, T, M)."""
-        w, tokens = self.weights, token_QT.shape[1]
-        inner = w.heads * w.d_kv
-
-        def attend(layer: int, qkv_QTN: Tensor) -> Tensor:
-            kv[layer, :, at : at + tokens] = qkv_QTN[..., inner:]
+        def attend(layer: int, normed_RM: Tensor) -> Tensor:
+            torch.mm(normed_RM, w.layers[layer].qkv.t(), out=cache[layer, block])
             if self.fused:
-                mixed: Tensor = _kernels().line_attention(qkv_QTN, kv[layer], sight, w.distance_HL, w.heads)
+                mixed: Tensor = _kernels().line_attention(cache[layer], at, row_QTS, w.distance_HL, w.heads)
                 return mixed
-            k, v = kv[layer, :, : sight.shape[-1]].split(inner, -1)
-            return _attend(w.split(qkv_QTN[..., :inner]), w.split(k), w.split(v), sight)
+            return self._look(cache[layer], cache[layer, block], row_QTS.flatten(0, 1))
 
         return self._run(token_QT, cross, attend)
 
-    def tail(self, kv: Tensor, past_QCd: Tensor, token_QCT: Tensor, cross: Cross, base: int) -> Tensor:
-        """Read the rest of every leaf's path onto its ancestors' slots; return normed hidden states (Q, C, T, M).
-
-        The queries are those of `kv` from `base` on.
-        """
+    def tail(self, cache: Tensor, past_QCd: Tensor, token_QCT: Tensor, cross: Cross) -> Tensor:
+        """Read the rest of every leaf's path onto its ancestors' rows; return normed hidden states (Q, C, T, M)."""
         w = self.weights
         (queries, leaves, tokens), depth, inner = token_QCT.shape, past_QCd.shape[2], w.heads * w.d_kv
-        query = torch.arange(base, base + queries, device=kv.device)[:, None, None]
-        row_Rd = (query * kv.shape[2] + past_QCd).view(-1, depth)
-        bias_HTL = self._tail_bias(depth)
+        row_Rd, bias_HTL = past_QCd.reshape(-1, depth), self._tail_bias(depth)
 
-        def attend(layer: int, qkv_QTN: Tensor) -> Tensor:
-            own, slots = qkv_QTN.view(-1, tokens, 3 * inner), kv[layer].view(-1, 2 * inner)
+        def attend(layer: int, normed_RM: Tensor) -> Tensor:
+            own = torch.mm(normed_RM, w.layers[layer].qkv.t()).view(-1, tokens, 3 * inner)
             if self.fused:
-                mixed: Tensor = _kernels().leaf_attention(own, slots, row_Rd, w.bias_HLL, w.heads)
+                mixed: Tensor = _kernels().leaf_attention(own, cache[layer], row_Rd, w.bias_HLL, w.heads)
                 return mixed
-            past = slots.index_select(0, row_Rd.view(-1)).view(-1, depth, 2 * inner)
+            past = cache[layer, :, inner:].index_select(0, row_Rd.view(-1)).view(-1, depth, 2 * inner)
             k, v = torch.cat([past, own[..., inner:]], 1).split(inner, -1)
             return _attend(w.split(own[..., :inner]), w.split(k), w.split(v), bias_HTL[None])
 
@@ -124,15 +97,27 @@ class Passes:
         """Return the causal bias (H, T, L) of the positions from `depth` on, its rows aligned."""
         bias = self.weights.bias_HLL[:, depth:]
         levels = bias.shape[-1]
-        return F.pad(bias, (0, aligned(levels) - levels))[..., :levels]
+        return F.pad(bias, (0, -levels % MASK_MULTIPLE))[..., :levels]
+
+    def _look(self, cache_XN: Tensor, own_RN: Tensor, row_RS: Tensor) -> Tensor:
+        """Attend from tokens to rows of the cache (R, H K), as `kernels.line_attention` does."""
+        w = self.weights
+        (rows, seen), inner = row_RS.shape, w.heads * w.d_kv
+        kept = cache_XN[:, inner:].index_select(0, row_RS.clamp(min=0).view(-1)).float()
+        k, v = kept.view(rows, seen, 2, w.heads, w.d_kv).unbind(2)
+        score_RSH = (own_RN[:, None, :inner].float().view(rows, 1, w.heads, w.d_kv) * k).sum(-1)
+        score_RSH += w.distance_HL[:, :seen].flip(1).t().float()
+        weight_RSH = score_RSH.masked_fill(row_RS[..., None] < 0, -torch.inf).softmax(1)
+        return (weight_RSH[..., None] * v).sum(1).flatten(1).to(w.dtype)
 
     def _run(self, token_QT: Tensor, cross: Cross, attend: Callable[[int, Tensor], Tensor]) -> Tensor:
+        """Go through the layers; `attend` gets a layer's number and normed input (R, M)."""
         w = self.weights
         x_QTM = F.embedding(token_QT, w.table)
         x_RM = x_QTM.view(-1, w.width)
         for number, (layer, kept) in enumerate(zip(w.layers, cross, strict=True)):
-            qkv_QTN = F.linear(self._norm(x_QTM, None), layer.qkv)
-            x_RM.addmm_(attend(number, qkv_QTN).reshape(len(x_RM), -1), layer.o.t())
+            mixed = attend(number, self._norm(x_QTM, None).view(x_RM.shape))
+            x_RM.addmm_(mixed.reshape(len(x_RM), -1), layer.o.t())
             if not isinstance(kept, Tensor):
                 self._cross(x_QTM, layer, kept)
             layer.feed.add_to(x_RM, self._norm(x_QTM, kept if isinstance(kept, Tensor) else None).view(x_RM.shape))

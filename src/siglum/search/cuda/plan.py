@@ -13,19 +13,17 @@ import numpy as np
 
 from siglum.search.cuda.trie import DeviceTrie, largest
 
-PASS_TOKENS = 4_000
-"""What one more pass costs for a whole batch, in tokens: about 250 microseconds against 60 nanoseconds a token."""
-PAIR_TOKENS = 1 / 700
-"""What one token's look at another costs where masks hide most of them, in tokens."""
-SLOT_TOKENS = 1 / 32
-"""The same where a token reads its own slots alone."""
-TILE = 64
-"""Attention works on tiles of so many tokens each way."""
+PASS_TOKENS = 3_000
+"""What one more pass costs for a whole batch, in tokens: about 300 microseconds against 0.1 a token."""
+SLOT_TOKENS = 1 / 30
+"""What one token's look at another costs, in tokens."""
+RARE = 1 / 256
+"""How often a query is taken to need more room than a plan has; such queries are walked to the end."""
 MERGED_TOKENS = 4_096
-"""The most tokens of the first pass: its attention looks at all pairs of them."""
+"""The most tokens of the first pass."""
 DEVIATIONS = 6.0
 """Room for leaves above the mean number, in standard deviations of a beam's nodes drawn at random."""
-MULTIPLE = 8
+MULTIPLE = 2
 """The room for leaves is a multiple of this."""
 
 
@@ -57,11 +55,9 @@ class Shape:
     """Most leaves that a beam can own at depth 0 to L."""
     usual: list[int]
     """Leaves that a beam rarely exceeds."""
-    fused: bool = False
-    """Whether a token's attention reads its own slots alone."""
 
     @classmethod
-    def of(cls, trie: DeviceTrie, beam: int, *, fused: bool = False) -> Shape:
+    def of(cls, trie: DeviceTrie, beam: int) -> Shape:
         """Count nodes, children and leaves of a trie; the usual number of leaves is a guess, see `Engine.learn`."""
         live, children = trie.widths(beam)
         most, usual = [], []
@@ -70,7 +66,7 @@ class Shape:
             most.append(int(largest(counts, width).sum()))
             guess = width * float(counts.mean()) + DEVIATIONS * width**0.5 * float(counts.std())
             usual.append(min(most[-1], int(np.ceil(guess))))
-        return cls(live, children, trie.nodes, most, usual, fused)
+        return cls(live, children, trie.nodes, most, usual)
 
     @property
     def levels(self) -> int:
@@ -115,18 +111,12 @@ class Shape:
     def price(self, plan: Plan, batch: int) -> float:
         """Return the price of a plan for one query of a batch, in tokens."""
         tokens, passes = self.tokens(plan.merged), plan.depth - plan.merged
-        pairs, slots = _tiled(tokens) ** 2, tokens * (plan.merged + 1)
+        slots = tokens * (plan.merged + 1)
         for level in range(plan.merged + 1, plan.depth):
             tokens += self.live[level]
-            pairs += _tiled(self.live[level]) * _tiled(tokens)
             slots += self.live[level] * (level + 1)
         if plan.depth < self.levels:
             tokens, passes = tokens + plan.cap * (self.levels - plan.depth), passes + 1
-            pairs += plan.cap * TILE * TILE
-            slots += plan.cap * plan.depth
-        looks = SLOT_TOKENS * slots if self.fused else PAIR_TOKENS * pairs
-        return tokens + looks + PASS_TOKENS * passes / batch
-
-
-def _tiled(tokens: int) -> int:
-    return -(-tokens // TILE) * TILE
+            slots += plan.cap * self.levels
+        late = 0.0 if plan.sure else 1 - (1 - RARE) ** batch
+        return tokens + SLOT_TOKENS * slots + PASS_TOKENS * (passes + late * self.levels) / batch

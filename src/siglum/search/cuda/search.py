@@ -6,6 +6,7 @@ Shapes: Q queries, D numbers a vector, K results.
 from __future__ import annotations
 
 from importlib.util import find_spec
+from threading import Lock
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from siglum.search.cuda.plan import Plan
 from siglum.search.cuda.step import Geometry
 from siglum.search.cuda.trie import DeviceTrie
 from siglum.search.cuda.weights import Weights
-from siglum.types import SiglumError, one_of
+from siglum.types import SiglumError
 
 BUCKETS = (1, 8, 32, 256, 1024)
 """Batch sizes that graphs are captured for; other batches are padded up or cut down to them."""
@@ -49,27 +50,30 @@ class GraphSearch:
         plan: Plan | None = None,
         tokens: int = 65_536,
         graphs: bool = True,
-        fused: bool = False,
+        fused: bool | None = None,
     ) -> None:
         """Copy trie, weights and codebooks to the device; `first` is the first level that carries a codeword.
 
         `plan` is for all batch sizes instead of the cheapest for each; `tokens` bounds how many the tail reads at
-        once; without `graphs` a GPU runs kernel by kernel too; `fused` takes attention and norms in Triton.
+        once; without `graphs` a GPU runs kernel by kernel too; `fused` takes attention and norms in Triton, by default
+        where a GPU has it and the heads fit.
         """
         _check(config)
         self.device = torch.device(check_device(str(device)))
         self.index, self.config, self.width = index, config, decoder.query_dim
         self._graphs = graphs and self.device.type == "cuda"
-        if fused and find_spec("triton") is None:
-            raise SiglumError("fused search needs Triton, which is not installed; leave fused off.")
-        if fused and decoder.config.d_kv not in (16, 32, 64, 128):
-            raise SiglumError(f"fused search needs d_kv 16, 32, 64 or 128, not {decoder.config.d_kv}; leave fused off.")
+        against = _reason_against_kernels(decoder)
+        if fused and against:
+            raise SiglumError(f"fused search needs {against}; leave fused off.")
+        fused = self._graphs and not against if fused is None else fused
         precise = dtype or (torch.bfloat16 if self.device.type == "cuda" else torch.float32)
         self._passes = Passes(Weights(decoder, self.device, precise), fused=fused)
         self._books = [book.detach().to(self.device, torch.float32) for book in codebooks]
         self._first, self._plan, self._tokens = first, plan, tokens
         self.engine = self._engine(None)
         self._captured: dict[tuple[int, int, Plan], Captured] = {}
+        self._memory = torch.cuda.graph_pool_handle() if self._graphs else None
+        self._alone = Lock()
         self._filter: tuple[Allowed, Engine] | None = None
 
     def plan(self, batch: int) -> Plan:
@@ -82,7 +86,7 @@ class GraphSearch:
 
     @torch.no_grad()
     def search(self, query_QD: Tensor, *, k: int, allowed: Allowed | None = None) -> list[Ranking]:
-        """Return rankings of at most k items a query, over the rows a filter allows; a filter is searched unplayed."""
+        """Return rankings of at most k items a query, over the rows a filter allows; a filter's search is no graph."""
         if allowed is not None and not allowed.rows.any():
             nothing = np.zeros(0, np.int64)
             return [Ranking(nothing, nothing, np.zeros(0)) for _ in range(len(query_QD))]
@@ -137,12 +141,13 @@ class GraphSearch:
         """Search one batch."""
         if not self._graphs or engine is not self.engine:
             return engine.find(query_QD.to(self.device, torch.float32), plan, k)
-        size = bucket(len(query_QD))
-        if (size, k, plan) not in self._captured:
-            self._captured[size, k, plan] = Captured(
-                lambda query: engine.find(query, plan, k), size, self.width, self.device
-            )
-        return self._captured[size, k, plan](query_QD)
+        key = (bucket(len(query_QD)), k, plan)
+        with self._alone:  # graphs share memory
+            if key not in self._captured:
+                self._captured[key] = Captured(
+                    lambda query: engine.find(query, plan, k), key[0], self.width, self.device, self._memory
+                )
+            return self._captured[key](query_QD)
 
     def _plan_of(self, engine: Engine, batch: int) -> Plan:
         size = bucket(batch)
@@ -172,19 +177,30 @@ def bucket(batch: int) -> int:
     return next((size for size in BUCKETS if batch <= size), BUCKETS[-1])
 
 
-def _check(config: SearchConfig) -> None:
-    """Refuse what this engine does not do."""
-    one_of("search.scorer on this engine", config.scorer, ("fused", "decoder"))
-    one_of("search.normalisation on this engine", config.normalisation, ("level",))
-    one_of("search.mode on this engine", config.mode, ("exact",))
-    if config.beam < 1:
-        raise SiglumError(f"the beam must be at least 1, not {config.beam}.")
+def _reason_against_kernels(decoder: CodeDecoder) -> str | None:
+    if find_spec("triton") is None:
+        return "Triton, which is not installed"
+    return None if decoder.config.d_kv in (16, 32, 64, 128) else f"d_kv 16, 32, 64 or 128, not {decoder.config.d_kv}"
+
+
+def reason_against(config: SearchConfig) -> str | None:
+    """Return what of this configuration has no static-shape search, or None."""
     refused = {
-        "search.zscore": config.zscore,
+        f"search.scorer {config.scorer}": config.scorer not in ("fused", "decoder"),
+        f"search.normalisation {config.normalisation}": config.normalisation != "level",
+        f"search.mode {config.mode}": config.mode != "exact",
+        "search.zscore": config.zscore and config.scorer == "fused",
         "search.lookahead": config.lookahead,
         "search.prior": config.prior > 0,
         "search.leaf_order dense": config.leaf_order == "dense",
     }
-    for name, asked in refused.items():
-        if asked:
-            raise SiglumError(f"{name} has no static-shape search; turn it off or search with the reference engine.")
+    return next((name for name, asked in refused.items() if asked), None)
+
+
+def _check(config: SearchConfig) -> None:
+    """Refuse what this engine does not do."""
+    against = reason_against(config)
+    if against is not None:
+        raise SiglumError(f"{against} has no static-shape search; turn it off or use another engine.")
+    if config.beam < 1:
+        raise SiglumError(f"the beam must be at least 1, not {config.beam}.")

@@ -26,9 +26,9 @@ class Beams(NamedTuple):
     token_QW: Tensor
     """The last code, int64."""
     past_QWS: Tensor
-    """Cache slots of the positions before the last code, int64."""
+    """Rows of the cache of the positions before the last code, int32."""
     own_QW: Tensor
-    """Cache slot of the last code, int64."""
+    """Row of the cache of the last code, int32."""
 
 
 class Candidates(NamedTuple):
