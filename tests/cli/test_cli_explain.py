@@ -140,6 +140,8 @@ def test_mistakes_are_told_in_one_sentence(fail: Call, world_run: Path, fates: d
         ([world_run, "--query", "a", *stored], "needs one query"),
         ([world_run, "--instruction", "Find it.", "--target", known], "an instruction alone"),
         ([world_run, "--query", "a"], "needs --target ITEM_ID"),
+        ([world_run, "--query", "   ", "--target", known], "--query is blank ('   '); say something"),
+        ([world_run, "--query-id", " "], "--query-id is blank"),
         ([world_run, "--query", "a", "--target", "nobody"], "'nobody' is not in the index"),
         ([world_run, *stored, "--target", "nobody"], "'nobody' is not in the index"),
         ([world_run, "--query-id", "q"], "no test or validation query 'q'; it has such as t2i-"),

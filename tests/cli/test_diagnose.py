@@ -90,6 +90,18 @@ def test_a_look_ahead_run_ends_with_that_rung(call: Call, young_run: Path) -> No
     assert found["own"] == found["ladder"][-1]["rung"] == "look-ahead"
 
 
+def test_the_remedy_follows_the_run_s_settings(call: Call, world_run: Path, run_copy: Path) -> None:
+    """The run distils and fuses, so neither is advised; the copy ranks by its decoder alone."""
+    config = read_json(run_copy / "config.json")
+    assert config["tokenizer"]["rank_weight"] > 0
+    config["search"]["scorer"] = "decoder"
+    write_json(run_copy / "config.json", config)
+    fused, plain = (json.loads(call("diagnose", run, "--json", "--queries", 60)) for run in (world_run, run_copy))
+    assert "distillation" not in fused["verdict"] and "search.scorer=fused" not in fused["verdict"]
+    assert plain["own"] == "decoder" and plain["cause"]["rung"] in ("teacher", "oracle", "geometry", "decoder")
+    assert "distillation" not in plain["verdict"] and "omega (now" not in plain["verdict"]
+
+
 def test_fail_under_tells_and_exits_with_1(young_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diagnose", str(young_run), "--json", "--fail-under", "0"]) == 0
     capsys.readouterr()

@@ -10,20 +10,23 @@ import numpy as np
 import pytest
 from small_setting import small_setting
 
-from siglum.config import diff
+from siglum.config import SearchConfig, diff
 from siglum.experiment.ablation import (
+    CODES,
     LABELS,
     VARIANTS,
     Ablation,
+    added_contrasts,
     contrasts,
     name_of,
     released_contrasts,
     with_sf,
 )
 from siglum.experiment.base import Part
-from siglum.experiment.ranks import MEAN, Ranks
+from siglum.experiment.ranks import MEAN, Ranks, rank_systems
 from siglum.experiment.run import run_experiments
 from siglum.experiment.setting import Setting
+from siglum.experiment.trained import open_trained
 from siglum.files import read_json
 
 
@@ -41,7 +44,8 @@ def results(setting: Setting) -> dict[str, Any]:
 
 
 def test_four_trainings_give_eight_combinations(setting: Setting, results: dict[str, Any]) -> None:
-    assert set(results["systems"]) == {*LABELS, *VARIANTS, "items", "released"}
+    geometry = {f"{name}_geometry" for name in CODES}
+    assert set(results["systems"]) == {*LABELS, *VARIANTS, "items", "released", *geometry}
     for stage in ("tokenizer", "decoder"):
         assert len([path for path in (setting.out / "trained" / stage).iterdir() if path.is_dir()]) == 6
 
@@ -64,8 +68,9 @@ def test_units_differ_in_what_they_are_named_for(setting: Setting) -> None:
 
 
 def test_contrasts_of_measured_systems(results: dict[str, Any]) -> None:
-    for label, weights in (contrasts() | released_contrasts()).items():
-        found = (results["contrasts"] | results["released"])[label][MEAN]["mrr@10"]
+    told = results["contrasts"] | results["released"] | results["added_to_geometry"]
+    for label, weights in (contrasts() | released_contrasts() | added_contrasts()).items():
+        found = told[label][MEAN]["mrr@10"]
         wanted = sum(weight * results["systems"][name][MEAN]["mrr@10"]["mean"] for name, weight in weights.items())
         assert found["mean"] == pytest.approx(wanted, abs=1e-9)
         assert found["low"] <= found["mean"] <= found["high"]
@@ -104,6 +109,24 @@ def test_fusion_weights_are_told(setting: Setting, results: dict[str, Any]) -> N
     assert set(results["omega"]["pd_vs-0"]) == {"pd_vs_sf", "pd_vs_sf_z"}
     assert set(results["omega"]["vs-0"]) == {"vs_sf"}
     assert all(np.isfinite(list(one.values())).all() for one in results["omega"].values())
+    assert set(results["omega"]) == {f"{name}-0" for name in CODES}
+    text = (setting.out / "ablation" / "table.md").read_text()
+    assert f"- ω chosen on validation: + SF = {results['omega']['base-0']['sf']:g}; + PD + SF" in text
+
+
+def test_geometry_searches_the_codes_of_each_training(setting: Setting, results: dict[str, Any]) -> None:
+    units = {unit.name: unit.config for unit in Ablation().units(setting)}
+    for name in CODES:
+        assert units[f"{name}_geometry"] == units[name]
+        trained = open_trained(setting, units[name], decoder=False)
+        ranker = trained.beam(SearchConfig(scorer="geometry", beam=units[name].search.beam))
+        wanted = rank_systems(trained.vectors, {"x": ranker})["systems"]["x"]
+        assert read_json(setting.out / "ablation" / "parts" / f"{name}_geometry-0.json")["systems"] == {
+            f"{name}_geometry": wanted
+        }
+    table = (setting.out / "ablation" / "table.md").read_text().split("## ")[1]
+    rows = [line for line in table.splitlines() if line.startswith("| geometry alone, ")]
+    assert len(rows) == 4 and not any("**" in row for row in rows)
 
 
 def test_tables_and_figures(setting: Setting, results: dict[str, Any]) -> None:

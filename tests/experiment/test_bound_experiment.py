@@ -15,7 +15,7 @@ from siglum.experiment.base import Part, open_experiment
 from siglum.experiment.setting import Setting
 from siglum.experiment.survival_beams import asked_tasks, follow, searches
 from siglum.experiment.trained import open_trained
-from siglum.measure.retention import retention
+from siglum.measure.retention import SCOPE, Asked, retention
 
 BEAM = 6
 
@@ -29,7 +29,7 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
 def parts(setting: Setting) -> list[Part]:
     experiment, found = open_experiment("bound"), []
     for unit in experiment.units(setting):
-        assert unit.options == {"beam": 20, "taus": [0.05, 1.0], "eps_queries": 1000}
+        assert unit.options == {"beam": 20, "taus": [0.05, 1.0], "eps_queries": 1000, "eps_scope": SCOPE}
         own = experiment.measure(setting, replace(unit, options={**unit.options, "beam": BEAM, "eps_queries": 12}))
         found.append({"unit": unit.name, "seed": unit.seed, **json.loads(json.dumps(own, sort_keys=True))})
     return found
@@ -40,16 +40,15 @@ def test_quantities_and_survival_are_those_of_the_diagnostics(setting: Setting, 
     expected: dict[str, list[np.ndarray]] = {"K": [], "m": [], "survived": [], "own": []}
     for task in asked_tasks(trained):
         pool, place = torch.as_tensor(task.pool_rows), {int(row): i for i, row in enumerate(task.pool_rows)}
-        found = retention(
+        asked = Asked(
             trained.tokenizer.codebooks(),
             1,
             trained.codes_NT[pool],
             trained.item_ND[pool],
             trained.query_MD[torch.as_tensor(task.query_rows)],
             torch.tensor([place[int(rows[0])] for rows in task.positives]),
-            beam=BEAM,
-            tau=0.05,
-        )[1:]
+        )
+        found = retention(asked, beam=BEAM, tau=0.05)[1:]
         for name in ("K", "m", "survived"):
             expected[name].append(np.stack([getattr(level, f"{name}_Q") for level in found]))
         oracle = follow(trained, trained.beam(searches(trained, BEAM)["oracle"]), task)
@@ -78,7 +77,31 @@ def test_mismatch_is_measured_on_fewer_queries_and_of_the_fused_score_where_ther
             assert 0 <= level["eps"]["mean"] <= 1
             assert sum(one["queries"] for one in level["eps"]["own"]["quintiles"]) == 12
         assert sum(one["queries"] for one in part["taus"]["1"]["pooled"]["K"]["own"]["quintiles"]) == 4 * 50
-        assert len(part["eps_scope"]) == 4 and part["eps_scope"][0] == "full"
+        assert set(part["eps_scope"]) == set(part["uncovered"]) == {"any2i", "any2t", "any2it"}
+        assert all(len(scope) == 4 and scope[0] == "full" for scope in part["eps_scope"].values())
+
+
+def test_scope_and_uncovered_mass_are_kept_by_task_and_level(
+    setting: Setting, parts: list[Part], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment, unit = open_experiment("bound"), open_experiment("bound").units(setting)[0]
+    monkeypatch.setattr("siglum.measure.retention.FULL", 40)
+    monkeypatch.setattr("siglum.measure.retention.TOP", 1)
+    part = experiment.measure(setting, replace(unit, options={**unit.options, "beam": 2, "eps_queries": 12}))
+    part |= {"unit": "genius", "seed": 0}
+    for task, scopes in part["eps_scope"].items():
+        assert scopes == ["full", "full", SCOPE, SCOPE]
+        assert part["uncovered"][task][:2] == pytest.approx([0, 0], abs=1e-5)
+        assert 0 < part["uncovered"][task][3] < 1
+    counts = {task.name: len(task.query_rows) for task in asked_tasks(open_trained(setting, unit.config), 12)}
+    by_task, weights = [part["uncovered"][name] for name in counts], list(counts.values())
+    assert part["uncovered_mean"] == pytest.approx(np.average(by_task, axis=0, weights=weights).tolist(), abs=2e-6)
+    both = experiment.assemble(setting, [{**parts[0], "seed": 1}, part])
+    assert both.results["systems"]["genius"]["eps_scope"] == part["eps_scope"]
+    text = " ".join(experiment.assemble(setting, [part, parts[1]]).tables[0].notes)
+    left = 100 * np.mean(part["uncovered_mean"][2:])
+    assert f"GENIUS at levels 1, 2 (elsewhere {left:.2g} % of the oracle's mass is left out on average)" in text
+    assert "and for PRO at every level; elsewhere it is over the beams" in text
 
 
 def _row(name: str, x: np.ndarray, kept: np.ndarray, first: int) -> bound._Measured:
@@ -125,7 +148,13 @@ def test_seeds_are_averaged(setting: Setting, parts: list[Part]) -> None:
     other = json.loads(json.dumps(parts[0]))
     other["seed"] = 1
     other["taus"]["1"]["pooled"]["K"]["mean"] += 1.0
-    found = open_experiment("bound").assemble(setting, [parts[0], other]).results["systems"]["genius"]
+    outcome = open_experiment("bound").assemble(setting, [parts[0], other])
+    found = outcome.results["systems"]["genius"]
+    alone = open_experiment("bound").assemble(setting, parts)
+    for told, several in ((outcome, True), (alone, False)):
+        words = [told.results["intervals"], *(" ".join(table.notes) for table in told.tables)]
+        words += [figure.title for figure in told.figures]
+        assert all(("mean of the seeds' intervals" in one) == several for one in words)
     assert found["taus"]["1"]["pooled"]["K"]["mean"] == pytest.approx(
         parts[0]["taus"]["1"]["pooled"]["K"]["mean"] + 0.5
     )

@@ -9,6 +9,7 @@ import pytest
 from small_setting import small_setting
 
 from siglum.bench.weigh import first_ranks
+from siglum.config import SearchConfig
 from siglum.experiment import trained as training
 from siglum.experiment.base import Part, Unit
 from siglum.experiment.main import Main
@@ -32,7 +33,7 @@ def results(setting: Setting) -> dict[str, Any]:
 
 
 def test_systems_and_tasks(setting: Setting, results: dict[str, Any]) -> None:
-    assert set(results["systems"]) == {"dense", "genius", "pro", "best"}
+    assert set(results["systems"]) == {"dense", "geometry", "genius", "pro", "best"}
     tasks = {task.name for task in setting.vectors().of_split("test")}
     for found in results["systems"].values():
         assert set(found) == {*tasks, MEAN}
@@ -44,11 +45,28 @@ def test_systems_and_tasks(setting: Setting, results: dict[str, Any]) -> None:
 
 
 def test_the_interval_is_that_of_the_difference(results: dict[str, Any]) -> None:
-    for task, measures in results["against_genius"].items():
-        for measure, found in measures.items():
-            pro, genius = (results["systems"][name][task][measure]["mean"] for name in ("pro", "genius"))
-            assert found["mean"] == pytest.approx(pro - genius)
-            assert found["low"] <= found["mean"] <= found["high"]
+    for other in ("genius", "geometry"):
+        for task, measures in results[f"against_{other}"].items():
+            for measure, found in measures.items():
+                pro, less = (results["systems"][name][task][measure]["mean"] for name in ("pro", other))
+                assert found["mean"] == pytest.approx(pro - less)
+                assert found["low"] <= found["mean"] <= found["high"]
+
+
+def test_geometry_ranks_the_codes_under_study_and_trains_nothing(
+    setting: Setting, results: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("fit_fusion", "fit_tokenizer", "fit_decoder"):
+        monkeypatch.delattr(training, name)
+    unit = next(unit for unit in Main().units(setting) if unit.name == "geometry")
+    found = Main().measure(setting, unit)
+    trained = training.open_trained(setting, setting.config("pro"), decoder=False)
+    search = SearchConfig(scorer="geometry", beam=trained.config.search.beam)
+    for task in trained.vectors.of_split("test"):
+        wanted = first_ranks(task, trained.beam(search), 10).tolist()
+        assert found["systems"]["geometry"][task.name] == wanted
+    assert found["systems"] == read_json(setting.out / "main" / "parts" / "geometry-0.json")["systems"]
+    assert results["bytes_per_item"]["geometry"] == results["bytes_per_item"]["pro"]
 
 
 def test_a_part_holds_the_ranks_of_its_own_search(setting: Setting, results: dict[str, Any]) -> None:
@@ -66,6 +84,15 @@ def test_a_part_holds_the_ranks_of_its_own_search(setting: Setting, results: dic
 def test_the_table_shows_the_best_generative_system_in_bold(setting: Setting, results: dict[str, Any]) -> None:
     table = (setting.out / "main" / "table.md").read_text().split("## ")[1]
     dense = next(line for line in table.splitlines() if line.startswith("| dense"))
+    geometry = next(
+        line for line in table.splitlines() if line.startswith("| PRO's codes, geometry alone (no decoder)")
+    )
+    assert "**" not in geometry
+    omegas = {name: [results["chosen"][f"{name}-{seed}"]["omega"] for seed in (0, 1)] for name in ("pro", "best")}
+    words = "; ".join(
+        f"{label} = {one[0]:g}, {one[1]:g}" for label, one in zip(("PRO", "best"), omegas.values(), strict=True)
+    )
+    assert f"- ω chosen on validation, seed by seed: {words}." in table
     assert "**" not in dense and table.count("**") == 2 * (len(results["against_genius"]))
     assert "PRO less GENIUS" in (setting.out / "main" / "table.tex").read_text()
 
@@ -73,9 +100,11 @@ def test_the_table_shows_the_best_generative_system_in_bold(setting: Setting, re
 def test_another_recipe_takes_the_place_of_pro(tmp_path: Path) -> None:
     other = small_setting(tmp_path, recipe="vs_sf")
     units = {unit.name: unit.config for unit in Main().units(other)}
-    assert list(units) == ["dense", "genius", "vs_sf", "best"]
+    assert list(units) == ["dense", "genius", "vs_sf", "best", "geometry"]
     assert units["vs_sf"].tokenizer.rank_weight == 0 and units["dense"].recipe == "vs_sf"
-    assert [unit.name for unit in Main().units(small_setting(tmp_path, recipe="genius"))] == ["dense", "genius", "best"]
+    assert units["geometry"] == units["vs_sf"]
+    names = [unit.name for unit in Main().units(small_setting(tmp_path, recipe="genius"))]
+    assert names == ["dense", "genius", "best", "geometry"]
 
 
 def test_missing_systems_leave_gaps(setting: Setting, results: dict[str, Any]) -> None:

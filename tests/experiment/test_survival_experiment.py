@@ -112,6 +112,10 @@ def test_the_outcome_averages_seeds_and_is_drawn(setting: Setting, parts: list[P
     own = [part["beams"][str(BEAM)]["levels"][1]["own"] for part in parts[:2]]
     assert outcome.results["systems"]["genius"][str(BEAM)]["levels"][1]["own"] == pytest.approx(np.mean(own))
     assert outcome.results["seeds"] == {"genius": [0, 1], "pro": [0]}
+    alone = open_experiment("survival").assemble(setting, parts[1:])
+    for told, several in ((outcome, True), (alone, False)):
+        words = [told.results["intervals"], told.tables[-1].notes[0], told.figures[-1].title]
+        assert all(("mean of the seeds' intervals" in one) == several for one in words)
     names = [table.name for table in outcome.tables]
     assert names == [f"survival-{BEAM}", "survival-400", "survival-mse"]
     first = outcome.tables[0]

@@ -59,7 +59,7 @@ class Command:
     own_pool: bool = False
     """Search only the pool of the query's task, as `siglum eval` does; goes with --query-id."""
     out: Path | None = None
-    """Write the tree as a page (HTML) to this file."""
+    """Write the tree as a page (HTML) to this file; folders above it that are missing are made."""
     seed: int = 0
     """Accepted for uniformity; nothing is drawn at random."""
     device: str = "cpu"
@@ -105,6 +105,10 @@ class _Asked:
 
 def _check(command: Command) -> None:
     """Refuse what cannot be asked before anything is loaded."""
+    for name in ("query", "query_id", "target", "instruction"):
+        value = getattr(command, name)
+        if value and not value.strip():
+            raise SiglumError(f"--{name.replace('_', '-')} is blank ({value!r}); say something, or leave it out.")
     typed = bool(command.query or command.image or command.instruction)
     if bool(command.query_id) == typed:
         raise SiglumError("explain needs one query: --query TEXT, --image FILE or both, or --query-id ID.")

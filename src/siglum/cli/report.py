@@ -17,6 +17,7 @@ from siglum.types import SiglumError, one_of
 if TYPE_CHECKING:
     from siglum.config import RunConfig
     from siglum.measure.evaluate import Ranker
+    from siglum.measure.run_report import Asked
     from siglum.pipeline import RunFolder
     from siglum.types import Vectors
 
@@ -50,7 +51,7 @@ class Command:
     folders: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """Run folders; the others are compared with the first that can be searched."""
     out: Path | None = None
-    """Where the page goes; report.html if nothing is said, and no page with --json alone."""
+    """Where the page goes (missing folders are made); report.html if nothing is said, and no page with --json alone."""
     split: str = "test"
     """val or test."""
     queries: int = 0
@@ -67,15 +68,12 @@ class Command:
 
 def run(command: Command) -> dict[str, Any]:
     """Measure the runs, write the page and return its numbers."""
-    from datetime import UTC, datetime
     from time import perf_counter
 
-    from siglum.experiment.machine import describe_machine
     from siglum.files import write_text
     from siglum.measure.run_examples import find_examples
     from siglum.measure.run_experiments import read_experiments
     from siglum.measure.run_page import render_run_report
-    from siglum.measure.run_report import compare
     from siglum.pipeline import RunFolder
 
     begun = perf_counter()
@@ -89,20 +87,10 @@ def run(command: Command) -> dict[str, Any]:
         found = _Measurement(folder, config, command.split, command.queries, device)
         portraits.append({"name": name, **found.portrait()})
         asked.append(found.asked)
-    # A run that cannot be searched yet is no measure of others.
-    first = next((place for place, one in enumerate(asked) if one.own), 0)
-    document: dict[str, Any] = {
-        "command": as_typed(command),
-        "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": describe_machine(device),
-        "split": command.split,
+    document = {
+        **_head(command, device),
         "runs": portraits,
-        "reference": names[first],
-        "differences": {
-            name: compare(asked[first], one, command.seed)
-            for place, (name, one) in enumerate(zip(names, asked, strict=True))
-            if place != first
-        },
+        **_compare(names, asked, command.seed),
         "experiments": {experiment.name: experiment.results for experiment in experiments},
     }
     examples = find_examples(asked, names)
@@ -128,6 +116,26 @@ def _check(command: Command) -> list[str]:
     if command.queries < 0:
         raise SiglumError(f"--queries must be 0 (all) or more, not {command.queries}.")
     return name_runs(command.folders)
+
+
+def _head(command: Command, device: str) -> dict[str, Any]:
+    """Return how, when and where the page is made."""
+    from datetime import UTC, datetime
+
+    from siglum.experiment.machine import describe_machine
+
+    made = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"command": as_typed(command), "made": made, "machine": describe_machine(device), "split": command.split}
+
+
+def _compare(names: list[str], asked: list[Asked], seed: int) -> dict[str, Any]:
+    """Return the run that others are compared with, and what they have more or less."""
+    from siglum.measure.run_report import compare
+
+    # A run that cannot be searched yet is no measure of others.
+    first = next((place for place, one in enumerate(asked) if one.own), 0)
+    others = [(name, one) for place, (name, one) in enumerate(zip(names, asked, strict=True)) if place != first]
+    return {"reference": names[first], "differences": {name: compare(asked[first], one, seed) for name, one in others}}
 
 
 def as_typed(command: Command) -> str:

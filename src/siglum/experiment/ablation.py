@@ -1,7 +1,8 @@
 """The ablation: all eight combinations of PD, VS and SF, their interactions, and what the released code does instead.
 
 Score fusion acts in search alone, so that four trainings give all eight. Two further ones distil over items as the
-released code does; raw and z-scored bias are compared on the same codes.
+released code does; raw and z-scored bias are compared on the same codes. Geometry alone searches the codes of every
+training too, so that what the decoder adds can be told from what the codes give.
 """
 
 from __future__ import annotations
@@ -12,17 +13,27 @@ from itertools import product
 from typing import Any
 
 from siglum.config import TokenizerConfig
-from siglum.experiment.base import Outcome, Part, Unit
+from siglum.experiment.base import Outcome, Part, Unit, by_unit
 from siglum.experiment.plots import Figure
-from siglum.experiment.ranks import MEAN, MEASURES, Ranks, choose_weights, rank_systems, show_interval
+from siglum.experiment.ranks import (
+    MEAN,
+    MEASURES,
+    Ranks,
+    choose_weights,
+    geometry_alone,
+    rank_systems,
+    show_interval,
+)
 from siglum.experiment.setting import Setting
 from siglum.experiment.systems import (
+    GEOMETRY,
     contrast_panel,
     measure_label,
     shown_tasks,
     systems_figure,
     systems_table,
     task_label,
+    weights_notes,
 )
 from siglum.experiment.tables import Table
 from siglum.experiment.trained import open_trained
@@ -48,6 +59,15 @@ VARIANTS = {
     "released_sf_z": "items, cosine, τ², student's gradient (released), z-scored bias (released)",
 }
 """How distillation ranks and how the bias is scaled; all have PD, VS and SF."""
+CODES = {
+    "base": "base codes",
+    "vs": "codes with VS",
+    "pd": "codes with PD",
+    "pd_vs": "codes with PD + VS",
+    "items": "codes with PD over items + VS",
+    "released": "codes with the released PD + VS",
+}
+"""The trainings, by what they make."""
 MAIN_MEASURES = ("success@1", "success@5", "mrr@10")
 
 
@@ -77,7 +97,7 @@ class Ablation:
     title = "What each part adds"
 
     def units(self, setting: Setting) -> list[Unit]:
-        """Six trainings a seed: PD and VS on and off, and two other losses of distillation."""
+        """Six trainings a seed: PD and VS on and off, and two other losses of distillation; then geometry on each."""
         found = []
         for seed in range(setting.seeds):
             full = recipe(setting.recipe, setting.scale, seed)
@@ -87,10 +107,13 @@ class Ablation:
                 found.append(Unit(name_of(pd, vs), seed, setting.fit(config)))
             for name, change in LOSSES.items():
                 found.append(Unit(name, seed, setting.fit(replace(full, tokenizer=change(full.tokenizer)))))
-        return found
+        return found + [replace(unit, name=unit.name + GEOMETRY) for unit in found]
 
     def measure(self, setting: Setting, unit: Unit) -> dict[str, Any]:
-        """Rank with the decoder alone and with score fusion, its weight chosen on validation."""
+        """Rank with the decoder alone and with score fusion, its weight chosen on validation; or by geometry alone."""
+        if unit.name.endswith(GEOMETRY):
+            trained = open_trained(setting, unit.config, decoder=False)
+            return rank_systems(trained.vectors, {unit.name: trained.beam(geometry_alone(unit.config.search))})
         trained = open_trained(setting, unit.config)
         own = replace(unit.config.search, zscore=False)
         plain = replace(own, scorer="decoder", prior=0.0, lookahead=False)
@@ -105,29 +128,28 @@ class Ablation:
     def assemble(self, setting: Setting, parts: list[Part]) -> Outcome:
         """Make the tables of combinations, contrasts and variants."""
         ranks = Ranks.read(parts)
-        tasks = (*ranks.tasks, MEAN)
-        found = {
-            label: {task: {m: ranks.contrast(weights, task, m) for m in MEASURES} for task in tasks}
-            for label, weights in contrasts().items()
-        }
+        found, released, added = (_measured(ranks, all_()) for all_ in (contrasts, released_contrasts, added_contrasts))
         results = {
             "systems": ranks.summary(),
             "contrasts": found,
-            "released": {
-                label: {task: {m: ranks.contrast(weights, task, m) for m in MEASURES} for task in tasks}
-                for label, weights in released_contrasts().items()
-            },
-            "omega": {f"{part['unit']}-{part['seed']}": part["omega"] for part in parts},
+            "released": released,
+            "added_to_geometry": added,
+            "omega": {f"{part['unit']}-{part['seed']}": part["omega"] for part in parts if "omega" in part},
         }
-        tables = [systems_table(ranks, m, LABELS, f"ablation-{m}") for m in MAIN_MEASURES]
+        omegas, geometry = _omegas(parts), {f"{name}{GEOMETRY}": f"geometry alone, {CODES[name]}" for name in CODES}
+        notes = weights_notes(omegas, LABELS)
+        labels = LABELS | {name: label for name, label in geometry.items() if name.removesuffix(GEOMETRY) in LABELS}
+        tables = [systems_table(ranks, m, labels, f"ablation-{m}", notes=notes) for m in MAIN_MEASURES]
         tables.append(_by_measure("ablation-contrasts", "Effects and interactions, mean over tasks", found))
         shown = shown_tasks(ranks)
         rows = [[label, *(show_interval(one[task]["success@1"]) for task in shown)] for label, one in found.items()]
         head = ["contrast", *map(task_label, shown)]
         tables.append(Table("ablation-tasks", "The same in Success@1, task by task", head, rows))
+        tables.append(_by_measure("ablation-decoder", "What is added to geometry alone, mean over tasks", added))
         title = "Distillation and bias: the paper's and the released code's"
-        tables.append(systems_table(ranks, "success@1", VARIANTS, "ablation-released", title))
-        tables.append(_by_measure("ablation-choices", "Released less paper, mean over tasks", results["released"]))
+        notes = weights_notes(omegas, VARIANTS)
+        tables.append(systems_table(ranks, "success@1", VARIANTS, "ablation-released", title, notes))
+        tables.append(_by_measure("ablation-choices", "Released less paper, mean over tasks", released))
         return Outcome(results, tables, [_combinations(ranks), _effects(found)])
 
 
@@ -178,6 +200,36 @@ def released_contrasts() -> dict[str, dict[str, float]]:
         "z-scored less raw bias": {"pd_vs_sf_z": 1.0, "pd_vs_sf": -1.0},
         "released loss and z-scored bias less the paper's": {"released_sf_z": 1.0, "pd_vs_sf": -1.0},
     }
+
+
+def added_contrasts() -> dict[str, dict[str, float]]:
+    """Return the weights of what the decoder, alone and fused, finds more than geometry on the same codes.
+
+    >>> list(added_contrasts().items())[0]
+    ('fused less geometry, base codes', {'sf': 1.0, 'base_geometry': -1.0})
+    """
+    return {
+        f"{words} less geometry, {codes}": {system: 1.0, name + GEOMETRY: -1.0}
+        for name, codes in CODES.items()
+        for words, system in (("fused", with_sf(name)), ("decoder alone", name))
+    }
+
+
+def _measured(ranks: Ranks, weights: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    """Return contrast -> task -> measure -> the difference with its interval."""
+    return {
+        label: {task: {m: ranks.contrast(one, task, m) for m in MEASURES} for task in (*ranks.tasks, MEAN)}
+        for label, one in weights.items()
+    }
+
+
+def _omegas(parts: list[Part]) -> dict[str, list[float]]:
+    """Return the weights of geometry that fused systems search with, one a seed."""
+    found: dict[str, list[float]] = {}
+    for part in (part for seeds in by_unit(parts).values() for part in seeds):
+        for name, omega in part.get("omega", {}).items():
+            found.setdefault(name, []).append(omega)
+    return found
 
 
 def _combinations(ranks: Ranks) -> Figure:

@@ -19,9 +19,9 @@ from siglum.experiment.base import Outcome, Part, Unit, by_unit
 from siglum.experiment.bound_view import quintile_figure, quintile_table, rho_figure, rho_table
 from siglum.experiment.setting import Setting
 from siglum.experiment.survival_beams import asked_tasks, compared_units, follow, searches, targets_of
-from siglum.experiment.survival_statistics import associate, average
+from siglum.experiment.survival_statistics import associate, average, interval_words
 from siglum.experiment.trained import Trained, open_trained
-from siglum.measure.retention import LevelQuantities, retention
+from siglum.measure.retention import SCOPE, Asked, LevelQuantities, retention
 from siglum.types import Task
 
 BEAM, TAU = 20, 1.0
@@ -42,7 +42,7 @@ class Bound:
     def units(self, setting: Setting) -> list[Unit]:
         """Return GENIUS and the recipe under study."""
         tau = setting.config().tokenizer.temperature
-        return compared_units(setting, beam=BEAM, taus=sorted({tau, TAU}), eps_queries=EPS_QUERIES)
+        return compared_units(setting, beam=BEAM, taus=sorted({tau, TAU}), eps_queries=EPS_QUERIES, eps_scope=SCOPE)
 
     def measure(self, setting: Setting, unit: Unit) -> dict[str, Any]:
         """Measure the quantities of all test queries in their own pools, and what became of their targets."""
@@ -57,21 +57,24 @@ class Bound:
         names = [name for name in MISMATCHES if name in rows[0].value]
         found["mismatch"] = _describe(rows, names)
         found["tau"] = f"{trained.config.tokenizer.temperature:g}"
-        found["eps_scope"] = rows[0].scope
+        found["eps_scope"] = {row.name: row.scope for row in rows}
+        found["uncovered"] = {row.name: _means([row]) for row in rows}
+        found["uncovered_mean"] = _means(rows)
         return found
 
     def assemble(self, setting: Setting, parts: list[Part]) -> Outcome:
         """Average over seeds."""
-        keys = ("queries", "taus", "mismatch", "tau", "eps_scope")
+        keys = ("queries", "taus", "mismatch", "tau", "uncovered", "uncovered_mean")
+        units = by_unit(parts)
         found = {
             name: average([{key: part[key] for key in keys} for part in seeds])
-            for name, seeds in by_unit(parts).items()
+            | {"eps_scope": _widest([part["eps_scope"] for part in seeds])}
+            for name, seeds in units.items()
         }
-        beam = int(parts[0]["beam"])
-        tables = [rho_table(found, beam), quintile_table(found, beam)]
-        return Outcome(
-            {"beam": beam, "systems": found}, tables, [quintile_figure(found, beam), rho_figure(found, beam)]
-        )
+        beam, intervals = int(parts[0]["beam"]), interval_words(units)
+        tables = [rho_table(found, beam, intervals), quintile_table(found, beam, intervals)]
+        figures = [quintile_figure(found, beam, intervals), rho_figure(found, beam, intervals)]
+        return Outcome({"beam": beam, "intervals": intervals, "systems": found}, tables, figures)
 
 
 @dataclass(slots=True)
@@ -87,42 +90,52 @@ class _Measured:
     sizes: list[int]
     prefixes: list[int]
     scope: list[str | None]
+    """Which prefixes ε is over, level by level."""
+    uncovered_QT: np.ndarray | None = None
+    """The oracle's mass that ε leaves out."""
 
 
 def _measure(trained: Trained, task: Task, beam: int, tau: float, *, decoder: bool) -> _Measured:
     pool, place = torch.as_tensor(task.pool_rows), {int(row): i for i, row in enumerate(task.pool_rows)}
     target_Q, query_Q = targets_of(task), torch.as_tensor(task.query_rows)
     search, first = trained.config.search, trained.tokenizer.quantizer.first
-    more: dict[str, Any] = {}
-    if decoder:
-        fused = search.scorer == "fused" and not search.zscore
-        more = {
-            "decoder": trained.decoder,
-            "omega": search.omega if fused else 0.0,
-            "asked_QD": trained.asked_MD[query_Q],
-        }
-    levels = retention(
+    asked = Asked(
         trained.tokenizer.codebooks(),
         first,
         trained.codes_NT[pool],
         trained.item_ND[pool],
         trained.query_MD[query_Q],
         torch.as_tensor([place[int(row)] for row in target_Q]),
-        beam=beam,
-        tau=tau,
-        **more,
+        trained.asked_MD[query_Q],
     )
+    omega = search.omega if search.scorer == "fused" and not search.zscore else 0.0
+    levels = retention(asked, beam=beam, tau=tau, decoder=trained.decoder if decoder else None, omega=omega)
     levels = [level for level in levels if level.level > 0]
     own = follow(trained, trained.beam(searches(trained, beam)["own"]), task)
     alive = {"oracle": _stack(levels, "survived"), "own": own.alive_QT[:, first:]}
     names = [name for name in (MISMATCHES if decoder else QUANTITIES) if getattr(levels[0], f"{name}_Q") is not None]
     value = {name: _stack(levels, name) for name in names}
     facts = ([level.size for level in levels], [level.prefixes for level in levels], [one.eps_scope for one in levels])
-    return _Measured(task.name, target_Q, value, alive, *facts)
+    return _Measured(task.name, target_Q, value, alive, *facts, _stack(levels, "uncovered") if decoder else None)
 
 
 def _stack(levels: list[LevelQuantities], name: str) -> np.ndarray:
     return np.stack([getattr(level, f"{name}_Q") for level in levels], 1)
+
+
+def _means(rows: list[_Measured]) -> list[float]:
+    """Return the oracle's mass that ε leaves out at every level, mean over the queries of some tasks."""
+    uncovered_QT = np.concatenate([row.uncovered_QT for row in rows if row.uncovered_QT is not None])
+    return [round(float(mean), 6) for mean in uncovered_QT.mean(0)]
+
+
+def _widest(seeds: list[dict[str, list[str]]]) -> dict[str, list[str]]:
+    """Return task -> scope of every level, `full` only where it is so at every seed."""
+    return {
+        task: [next((one for one in level if one != "full"), "full") for level in zip(*rows, strict=True)]
+        for task in seeds[0]
+        for rows in [[seed[task] for seed in seeds]]
+    }
 
 
 def _describe(rows: list[_Measured], names: tuple[str, ...] | list[str]) -> dict[str, Any]:

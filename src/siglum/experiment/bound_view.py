@@ -8,6 +8,7 @@ from siglum.experiment.plots import Figure, Panel, Series
 from siglum.experiment.survival_beams import label_of
 from siglum.experiment.survival_statistics import QUINTILES, between, number, per_cent
 from siglum.experiment.tables import Table
+from siglum.measure.retention import TOP
 
 SIGNS = {
     "K": "K",
@@ -37,7 +38,7 @@ def _blocks(system: System) -> list[tuple[str, str, dict[str, Any]]]:
     ]
 
 
-def rho_table(found: dict[str, System], beam: int) -> Table:
+def rho_table(found: dict[str, System], beam: int, intervals: str) -> Table:
     """Return Spearman's rho of every quantity with survival, at some levels and pooled."""
     depth = max(len(system["mismatch"]["levels"]) for system in found.values())
     shown = [level for level in LEVELS_IN_TABLES if level <= depth]
@@ -62,14 +63,30 @@ def rho_table(found: dict[str, System], beam: int) -> Table:
     head = ["quantity and beam", *(f"level {level}" for level in shown), "pooled", "in tasks", "mean"]
     notes = [
         f"Spearman's ρ with cumulative survival at B = {beam}; – where all survive or the quantity is constant.",
-        "Pooled: all levels together, with a 95 % interval over targets. In tasks: mean over levels and tasks of the "
-        "association inside each task.",
+        f"Pooled: all levels together, with {intervals}. In tasks: mean over levels and tasks of the association "
+        "inside each task.",
+        scope_note(found),
         "The paper: ρ = −0.59 for K; m positive; ε falls in its main text and shows no trend in its appendix.",
     ]
     return Table("bound-rho", "Rank association of the bound's quantities with survival", head, rows, notes)
 
 
-def quintile_table(found: dict[str, System], beam: int) -> Table:
+def scope_note(found: dict[str, System]) -> str:
+    """Return one sentence: at which levels ε is over all prefixes, and how much is left out at the others."""
+    parts, followed = [], ""
+    for name, system in found.items():
+        full = [set(scopes) == {"full"} for scopes in zip(*system["eps_scope"].values(), strict=True)]
+        left = [share for share, whole in zip(system["uncovered_mean"], full, strict=True) if not whole]
+        levels = [str(place + 1) for place, whole in enumerate(full) if whole]
+        where = f"level{'s' * (len(levels) > 1)} {', '.join(levels)}" if levels else "no level"
+        if left:
+            where += f" (elsewhere {100 * sum(left) / len(left):.2g} % of the oracle's mass is left out on average)"
+            followed = f"; elsewhere it is over the beams, the best {TOP} of teacher and oracle, and the target"
+        parts.append(f"{label_of(name)} at {where if left else 'every level'}")
+    return f"ε is over all prefixes of the pools for {' and for '.join(parts)}{followed}."
+
+
+def quintile_table(found: dict[str, System], beam: int, intervals: str) -> Table:
     """Return survival in the own beam by quintile, pooled over levels."""
     rows = [
         [
@@ -87,7 +104,8 @@ def quintile_table(found: dict[str, System], beam: int) -> Table:
         for tau, block in _by_tau(system)
     ]
     notes = [
-        f"Per cent of targets still in the own beam at B = {beam}, over all levels, the smallest fifth first.",
+        f"Per cent of targets still in the own beam at B = {beam}, over all levels, the smallest fifth first; ρ pooled "
+        f"over levels, with {intervals}.",
         f"Queries whose survival in the oracle's beam the bound makes certain: {'; '.join(certain)}.",
     ]
     head = ["quantity", *(f"Q{place + 1}" for place in range(QUINTILES)), "ρ"]
@@ -100,7 +118,7 @@ def _drawn(system: System) -> dict[str, dict[str, Any]]:
     return {"K": own, "m": own, "eps": system["mismatch"]}
 
 
-def quintile_figure(found: dict[str, System], beam: int) -> Figure:
+def quintile_figure(found: dict[str, System], beam: int, intervals: str) -> Figure:
     """Draw survival in the own beam by quintile of K, m and ε, one line of panels a system."""
     panels = []
     for name, system in found.items():
@@ -125,11 +143,13 @@ def quintile_figure(found: dict[str, System], beam: int) -> Figure:
                     share=True,
                 )
             )
-    title = f"Cumulative survival in the own beam (B = {beam}) by quintile of K, m and ε; ρ is pooled over levels"
+    title = (
+        f"Survival in the own beam (B = {beam}) by quintile of K, m and ε, with {intervals}; ρ is pooled over levels"
+    )
     return Figure(name="bound-quintiles", title=title, panels=panels)
 
 
-def rho_figure(found: dict[str, System], beam: int) -> Figure:
+def rho_figure(found: dict[str, System], beam: int, intervals: str) -> Figure:
     """Draw rho by level, one panel a system."""
     panels = []
     for name, system in found.items():
@@ -149,5 +169,5 @@ def rho_figure(found: dict[str, System], beam: int) -> Figure:
                 ticks=[str(place + 1) if depth <= 8 or place % 3 == 0 else "" for place in range(depth)],
             )
         )
-    title = f"Rank association of K, m and ε with survival in the own beam (B = {beam}), with 95 % intervals"
+    title = f"Rank association of K, m and ε with survival in the own beam (B = {beam}), with {intervals}"
     return Figure(name="bound-rho", title=title, panels=panels)

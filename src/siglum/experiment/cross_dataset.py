@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from siglum.experiment.base import Outcome, Part, Unit
+from siglum.experiment.base import Outcome, Part, Unit, by_unit
 from siglum.experiment.main import flat_ranker
 from siglum.experiment.plots import Figure, Panel, Series
 from siglum.experiment.ranks import Ranks, choose_weights, in_order, rank_systems
 from siglum.experiment.setting import Setting
 from siglum.experiment.survival_beams import asked_tasks, targets_of
-from siglum.experiment.survival_statistics import associate, average, between
+from siglum.experiment.survival_statistics import associate, average, between, interval_words
 from siglum.experiment.systems import shown_tasks, task_label
 from siglum.experiment.tables import Table, percent
 from siglum.experiment.trained import Trained, on_data, open_space, open_trained
@@ -82,7 +82,7 @@ class CrossDataset:
             "systems": ranks.summary(),
             "refused": {part["unit"]: part["refused"] for part in parts},
         }
-        tables = [_rho_table(found), _carry_table(ranks, names)]
+        tables = [_rho_table(found, interval_words(by_unit(parts))), _carry_table(ranks, names)]
         return Outcome(
             results, tables, [_figure(name, found[name], quantity) for name in names for quantity in QUANTITIES]
         )
@@ -131,7 +131,7 @@ def _diagnose(trained: Trained) -> dict[str, Any]:
     return found
 
 
-def _rho_table(found: dict[str, Any]) -> Table:
+def _rho_table(found: dict[str, Any], intervals: str) -> Table:
     rows = [
         [
             f"{name} {task_label(task)}, level {level}",
@@ -143,7 +143,7 @@ def _rho_table(found: dict[str, Any]) -> Table:
         for level, one in levels.items()
     ]
     note = (
-        f"Cumulative survival in the quantised oracle's beam at B = {BEAM}, τ = {TAU:g}; 95 % intervals over queries."
+        f"Cumulative survival in the quantised oracle's beam at B = {BEAM}, τ = {TAU:g}; {intervals}."
         " A dash: all targets survive or none does."
     )
     head = ["data set", "survival (%)", "ρ of K and survival", "ρ of m and survival"]

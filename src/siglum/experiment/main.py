@@ -1,4 +1,7 @@
-"""The main comparison: dense search, GENIUS, PRO and the best recipe, on every task."""
+"""The main comparison: dense search, GENIUS, PRO and the best recipe, on every task.
+
+Beside them stands what the codes of the recipe under study find by geometry alone: what is more is the decoder's doing.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,19 @@ from typing import Any
 
 from siglum.bench.captions import DIMS, code_bits
 from siglum.config import RunConfig
-from siglum.experiment.base import Outcome, Part, Unit
+from siglum.experiment.base import Outcome, Part, Unit, by_unit
 from siglum.experiment.ranks import (
     MEAN,
     MEASURES,
     Ranks,
     choose_weights,
+    geometry_alone,
     mean_mrr,
     rank_systems,
     show_interval,
 )
 from siglum.experiment.setting import Setting
-from siglum.experiment.systems import measure_label, systems_figure, systems_table, task_label
+from siglum.experiment.systems import measure_label, systems_figure, systems_table, task_label, weights_notes
 from siglum.experiment.tables import Table
 from siglum.experiment.trained import open_space, open_trained
 from siglum.fuse.contrastive import embed
@@ -29,6 +33,7 @@ from siglum.types import Vectors
 LABELS = {
     "raw": "the features as they are (zero-shot)",
     "dense": "dense search in the fused space",
+    "geometry": "geometry alone (no decoder)",
     "genius": "GENIUS",
     "pro": "PRO",
     "best": "best",
@@ -44,8 +49,9 @@ class Main:
     title = "Systems on tasks"
 
     def units(self, setting: Setting) -> list[Unit]:
-        """One training a system and seed; the dense space is that of the recipe under study."""
-        recipes = {"dense": setting.recipe, "genius": "genius", setting.recipe: setting.recipe, "best": "best"}
+        """One training a system and seed; dense space and geometry are those of the recipe under study."""
+        own = setting.recipe
+        recipes = {"dense": own, "genius": "genius", own: own, "best": "best", "geometry": own}
         return [
             Unit(name, seed, setting.config(recipe, seed))
             for seed in range(setting.seeds)
@@ -56,10 +62,13 @@ class Main:
         """Rank every test query with one system."""
         if unit.name == "dense":
             return self._measure_dense(setting, unit)
-        config = self._best_size(setting, unit.config) if unit.name == "best" else unit.config
-        trained = open_trained(setting, config)
-        if config.search.scorer == "decoder":
-            search, tried = replace(config.search, prior=0.0), []
+        config = self._best_size(setting, unit.config) if unit.config.recipe == "best" else unit.config
+        trained = open_trained(setting, config, decoder=unit.name != "geometry")
+        tried: list[dict[str, Any]] = []
+        if unit.name == "geometry":
+            search = geometry_alone(config.search)
+        elif config.search.scorer == "decoder":
+            search = replace(config.search, prior=0.0)
         else:
             weighed = choose_weights(trained)
             search, tried = weighed.best, weighed.tried
@@ -94,27 +103,48 @@ class Main:
     def assemble(self, setting: Setting, parts: list[Part]) -> Outcome:
         """Make one table a measure, the intervals, and a figure of Success@1."""
         ranks = Ranks.read(parts)
-        weights = {"genius": -1.0, setting.recipe: 0.0 if setting.recipe == "genius" else 1.0}
-        gaps = {
-            task: {measure: ranks.contrast(weights, task, measure) for measure in MEASURES}
-            for task in (*ranks.tasks, MEAN)
+        against = {
+            other: {
+                task: {measure: ranks.contrast(weights, task, measure) for measure in MEASURES}
+                for task in (*ranks.tasks, MEAN)
+            }
+            for other in ("genius", "geometry")
+            for weights in [{other: -1.0, setting.recipe: 0.0 if setting.recipe == other else 1.0}]
         }
         results = {
             "systems": ranks.summary(),
-            "against_genius": gaps,
+            "against_genius": against["genius"],
+            "against_geometry": against["geometry"],
             "bytes_per_item": {name: size for part in parts for name, size in part["bytes"].items()},
             "chosen": {f"{part['unit']}-{part['seed']}": part.get("chosen") for part in parts},
         }
         labels = {**LABELS, setting.recipe: LABELS.get(setting.recipe, setting.recipe)}
-        tables = [systems_table(ranks, measure, labels, f"main-{measure}") for measure in MEASURES]
-        rows = [[task_label(task), *(show_interval(gaps[task][measure]) for measure in MEASURES)] for task in gaps]
-        title = f"{labels[setting.recipe]} less GENIUS, in points, with 95 % intervals"
-        note = "Paired bootstrap over queries (grouped by target) and seeds."
-        tables.append(Table("main-gaps", title, ["task", *map(measure_label, MEASURES)], rows, [note]))
+        own = labels[setting.recipe]
+        labels["geometry"] = f"{own}'s codes, {LABELS['geometry']}"
+        notes = weights_notes(_omegas(parts), labels)
+        tables = [systems_table(ranks, measure, labels, f"main-{measure}", notes=notes) for measure in MEASURES]
+        tables.append(_gaps_table("main-gaps", f"{own} less GENIUS", against["genius"]))
+        title = f"{own} less geometry alone on the same codes: what the decoder, and a query head if any, adds"
+        tables.append(_gaps_table("main-decoder", title, against["geometry"]))
         shown = [system for system in labels if system in ranks.by_system]
         ticks = [SHORT.get(system, system) for system in shown]
         figure = systems_figure(ranks, "main", "Success@1 of systems on tasks", ticks, {"system": shown})
         return Outcome(results, tables, [figure])
+
+
+def _omegas(parts: list[Part]) -> dict[str, list[float]]:
+    """Return the weights of geometry that fused systems search with, one a seed."""
+    found: dict[str, list[float]] = {}
+    for name, seeds in by_unit(parts).items():
+        chosen = [part["chosen"] for part in seeds if part.get("chosen")]
+        found[name] = [one["omega"] for one in chosen if one["scorer"] == "fused"]
+    return found
+
+
+def _gaps_table(name: str, title: str, gaps: dict[str, Any]) -> Table:
+    rows = [[task_label(task), *(show_interval(gaps[task][measure]) for measure in MEASURES)] for task in gaps]
+    note = "Points, with 95 % intervals of a paired bootstrap over queries (grouped by target) and seeds."
+    return Table(name, title, ["task", *map(measure_label, MEASURES)], rows, [note])
 
 
 def flat_ranker(fusion: Fusion, vectors: Vectors, device: str) -> FlatRanker:

@@ -48,6 +48,11 @@ def rank_systems(vectors: Vectors, rankers: Mapping[str, Ranker], split: str = "
     return {"systems": systems, "groups": shared}
 
 
+def geometry_alone(search: SearchConfig) -> SearchConfig:
+    """Return the search of the same codes without a decoder: the distance of partial sums ranks prefixes."""
+    return replace(search, scorer="geometry", prior=0.0, zscore=False, lookahead=False)
+
+
 def choose_weights(trained: Trained, search: SearchConfig | None = None) -> Weighed:
     """Return the weights of geometry (and prior) with the best MRR@10 on validation.
 

@@ -29,6 +29,7 @@ from siglum.experiment.survival_statistics import (
     associate,
     average,
     between,
+    interval_words,
     number,
     per_cent,
     quantiles,
@@ -70,17 +71,16 @@ class Survival:
 
     def assemble(self, setting: Setting, parts: list[Part]) -> Outcome:
         """Average over seeds; every figure shows all systems."""
-        found = {name: average([part["beams"] for part in seeds]) for name, seeds in by_unit(parts).items()}
+        units = by_unit(parts)
+        found = {name: average([part["beams"] for part in seeds]) for name, seeds in units.items()}
         beams = sorted({beam for systems in found.values() for beam in systems}, key=int)
         found = {name: {beam: values[beam] for beam in beams} for name, values in found.items()}
-        results = {"queries": parts[0]["queries"], "systems": found, "seeds": _seeds(parts)}
-        tables = [_level_table(by_unit(parts), beam) for beam in beams] + [_error_table(found)]
-        figures = [_decay(found, beams), _distributions(found, beams[0]), _by_quintile(found, beams[0])]
+        seeds = {name: [int(part["seed"]) for part in own] for name, own in units.items()}
+        intervals = interval_words(units)
+        results = {"queries": parts[0]["queries"], "systems": found, "seeds": seeds, "intervals": intervals}
+        tables = [_level_table(units, beam) for beam in beams] + [_error_table(found, intervals)]
+        figures = [_decay(found, beams), _distributions(found, beams[0]), _by_quintile(found, beams[0], intervals)]
         return Outcome(results, tables, [figure for figure in figures if figure.panels])
-
-
-def _seeds(parts: list[Part]) -> dict[str, list[int]]:
-    return {name: [int(part["seed"]) for part in seeds] for name, seeds in by_unit(parts).items()}
 
 
 def _levels(
@@ -158,7 +158,7 @@ def _level_table(units: dict[str, list[Part]], beam: str) -> Table:
     return Table(f"survival-{beam}", f"Survival of targets, level by level, at B = {beam}", columns, rows, notes)
 
 
-def _error_table(found: dict[str, Any]) -> Table:
+def _error_table(found: dict[str, Any], intervals: str) -> Table:
     rows = []
     for name, beams in found.items():
         for beam, values in beams.items():
@@ -185,7 +185,7 @@ def _error_table(found: dict[str, Any]) -> Table:
     ]
     notes = [
         "AUC: chance that a pruned target has the larger squared reconstruction error, 0.5 where error says nothing, "
-        "with a 95 % interval over targets; in tasks: mean of the tasks' own, free of differences between tasks.",
+        f"with {intervals}; in tasks: mean of the tasks' own, free of differences between tasks.",
         "KS: largest distance between the two distributions; one in twenty exceeds the value by chance.",
         "Q1 to Q5: per cent of targets that survive, by quintile of the error, smallest first.",
     ]
@@ -254,7 +254,7 @@ def _distributions(found: dict[str, Any], beam: str) -> Figure:
     return Figure(name="mse-ecdf", title=title, panels=panels)
 
 
-def _by_quintile(found: dict[str, Any], beam: str) -> Figure:
+def _by_quintile(found: dict[str, Any], beam: str, intervals: str) -> Figure:
     panels = []
     for kind, words in BEAMS.items():
         series = []
@@ -274,5 +274,7 @@ def _by_quintile(found: dict[str, Any], beam: str) -> Figure:
                 numbers=True,
             )
         )
-    title = f"Survival to the last level by quintile of the target's reconstruction error (B = {beam})"
+    title = (
+        f"Survival to the last level by quintile of the target's reconstruction error (B = {beam}), with {intervals}"
+    )
     return Figure(name="mse-quintile", title=title, panels=panels)

@@ -88,6 +88,9 @@ def quantiles(values: np.ndarray) -> list[float] | None:
 def average(parts: list[Any]) -> Any:
     """Return the mean of JSON values of one shape, number by number; None where any is None, words of the first.
 
+    Ends of intervals are numbers too: over seeds they become the mean of the seeds' intervals (`interval_words`),
+    which tells how sure one seed is, not how far seeds differ.
+
     >>> average([{"a": [1, None], "b": "x"}, {"a": [2, 3.0], "b": "x"}])
     {'a': [1.5, None], 'b': 'x'}
     """
@@ -101,6 +104,16 @@ def average(parts: list[Any]) -> Any:
     if isinstance(first, int | float) and not isinstance(first, bool):
         return float(np.mean(parts)) if len(set(parts)) > 1 else first
     return first
+
+
+def interval_words(parts: dict[str, list[Any]]) -> str:
+    """Return what the intervals are, once the seeds of every system are averaged.
+
+    >>> interval_words({"genius": [{}]}), interval_words({"genius": [{}], "pro": [{}, {}]})
+    ('95 % intervals over targets', "95 % intervals over targets (mean of the seeds' intervals)")
+    """
+    several = any(len(seeds) > 1 for seeds in parts.values())
+    return f"{100 * LEVEL:g} % intervals over targets" + (" (mean of the seeds' intervals)" if several else "")
 
 
 def number(value: float | None, digits: int = 3) -> str:

@@ -12,8 +12,10 @@ from siglum.experiment.tables import Table, bold_best, percent
 
 Interval = Mapping[str, float]
 ENDS = ("mean", "low", "high")
-ABOVE = ("raw", "dense")
-"""Systems that are not generative; the best cell is chosen among the others."""
+ABOVE = ("raw", "dense", "geometry")
+"""How systems without a decoder are called; the best cell is chosen among the others."""
+GEOMETRY = "_geometry"
+"""How the name of codes that geometry searches ends, where there are several."""
 
 
 def task_label(task: str) -> str:
@@ -39,17 +41,19 @@ def shown_tasks(ranks: Ranks) -> list[str]:
     return [MEAN, *ranks.tasks] if len(ranks.tasks) > 1 else ranks.tasks
 
 
-def systems_table(ranks: Ranks, measure: str, labels: Mapping[str, str], name: str, title: str = "") -> Table:
+def systems_table(
+    ranks: Ranks, measure: str, labels: Mapping[str, str], name: str, title: str = "", notes: Sequence[str] = ()
+) -> Table:
     """Return a measure of every system that has a label, in that order, on every task, in per cent."""
     tasks = shown_tasks(ranks)
     systems = [system for system in labels if system in ranks.by_system]
     values = [[ranks.over_seeds(system, task, measure) for task in tasks] for system in systems]
     rows = [[labels[system], *map(percent, found)] for system, found in zip(systems, values, strict=True)]
-    rivals = [place for place, system in enumerate(systems) if system not in ABOVE]
+    rivals = [place for place, system in enumerate(systems) if system not in ABOVE and not system.endswith(GEOMETRY)]
     means = [[sum(cell) / len(cell) for cell in values[place]] for place in rivals]
     bold_best([rows[place] for place in rivals], range(1, len(tasks) + 1), means)
     title = title or f"{measure_label(measure)} by system and task"
-    return Table(name, title, ["system", *map(task_label, tasks)], rows, [seeds_note(values)])
+    return Table(name, title, ["system", *map(task_label, tasks)], rows, [seeds_note(values), *notes])
 
 
 def seeds_note(values: Sequence[Sequence[Sequence[float]]]) -> str:
@@ -60,6 +64,17 @@ def seeds_note(values: Sequence[Sequence[Sequence[float]]]) -> str:
     if counts == [1]:
         return "Per cent, one seed."
     return f"Per cent, mean and standard deviation over {' or '.join(map(str, counts))} seeds."
+
+
+def weights_notes(chosen: Mapping[str, Sequence[float]], labels: Mapping[str, str]) -> list[str]:
+    """Return a sentence with the weights of geometry of every system that has a label, seed by seed; none without any.
+
+    >>> weights_notes({"pro": [10.0, 20.0], "other": [1.0]}, {"genius": "GENIUS", "pro": "PRO"})
+    ['ω chosen on validation, seed by seed: PRO = 10, 20.']
+    """
+    told = [f"{labels[name]} = {', '.join(f'{w:g}' for w in chosen[name])}" for name in labels if chosen.get(name)]
+    by_seed = ", seed by seed" if any(len(weights) > 1 for weights in chosen.values()) else ""
+    return [f"ω chosen on validation{by_seed}: {'; '.join(told)}."] if told else []
 
 
 def systems_figure(

@@ -28,7 +28,7 @@ from siglum.generate.store import load_decoder, load_query_head, save_decoder
 from siglum.generate.train import fit_decoder
 from siglum.index import Index
 from siglum.measure.evaluate import BeamRanker, FlatRanker, union_rows
-from siglum.measure.retention import LevelQuantities, retention
+from siglum.measure.retention import Asked, LevelQuantities, retention
 from siglum.search.lookahead import build_lookahead
 from siglum.search.scorers import build_scorer
 from siglum.tokenize.store import load_tokenizer, save_tokenizer
@@ -82,17 +82,15 @@ class Trained:
         """Return K, m and survival of a task's queries in its own pool, residual levels alone; needs no decoder."""
         pool, place = torch.as_tensor(task.pool_rows), {int(row): i for i, row in enumerate(task.pool_rows)}
         target_Q = torch.as_tensor([place[int(rows[0])] for rows in task.positives])
-        found = retention(
+        asked = Asked(
             self.tokenizer.codebooks(),
             self.tokenizer.quantizer.first,
             self.codes_NT[pool],
             self.item_ND[pool],
             self.query_MD[torch.as_tensor(task.query_rows)],
             target_Q,
-            beam=beam,
-            tau=tau,
         )
-        return [level for level in found if level.level > 0]
+        return [level for level in retention(asked, beam=beam, tau=tau) if level.level > 0]
 
     def reconstructions(self) -> Tensor:
         """Return all reconstructions (N, D)."""

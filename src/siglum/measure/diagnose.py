@@ -20,8 +20,8 @@ from siglum.generate.decoder import CodeDecoder
 from siglum.generate.query import QueryHead
 from siglum.measure.evaluate import union_rows
 from siglum.measure.health import Health, tokenizer_health
-from siglum.measure.ladder import Rung, attribute, judge
-from siglum.measure.retention import LevelQuantities, RealBeam, Survey, survey
+from siglum.measure.ladder import Rung, Tried, attribute, judge
+from siglum.measure.retention import Asked, LevelQuantities, RealBeam, Survey, survey
 from siglum.search.lookahead import build_lookahead
 from siglum.search.scorers import GeometryScorer, Scorer, build_scorer
 from siglum.tokenize.train import Tokenizer
@@ -39,6 +39,7 @@ class _Scores:
     decoder: Scorer | None
     bias: Scorer | None
     beams: dict[str, RealBeam]
+    tried: Tried
 
 
 def diagnose(
@@ -73,29 +74,19 @@ def diagnose(
     codes_NT = quantizer.encode(item_ND, torch.as_tensor(items.modality.astype(np.int64)).to(device))
     found = []
     for task in _by_pool(sample(tasks, queries)):
-        asked = vectors.queries.rows(task.query_rows)
-        query_QD = embed(tokenizer.fusion, asked, device)
+        features = vectors.queries.rows(task.query_rows)
+        query_QD = embed(tokenizer.fusion, features, device)
+        spoken_QD = None if head is None else head.adapt(query_QD, features, device)
         pool = torch.as_tensor(np.searchsorted(rows, task.pool_rows)).to(device)
+        codes = (tokenizer.codebooks(), quantizer.first, codes_NT[pool], item_ND[pool])
+        asked = Asked(*codes, query_QD, _targets(task), spoken_QD)
         found.append(
-            survey(
-                tokenizer.codebooks(),
-                quantizer.first,
-                codes_NT[pool],
-                item_ND[pool],
-                query_QD,
-                _targets(task),
-                beam=search.beam,
-                tau=tau,
-                decoder=scores.decoder,
-                bias=scores.bias,
-                beams=scores.beams,
-                asked_QD=None if head is None else head.adapt(query_QD, asked, device),
-            )
+            survey(asked, beam=search.beam, tau=tau, decoder=scores.decoder, bias=scores.bias, beams=scores.beams)
         )
     health = tokenizer_health(quantizer, item_ND, codes_NT)
     facts = {"split": split, "pools": len(found), "tau": tau, "omega": search.omega if scores.bias else None}
     facts |= {"own": scores.own, "decoder": decoder is not None, "query_head": head is not None}
-    return facts | _document(found, health, search.beam, quantizer.first, scores.own)
+    return facts | _document(found, health, quantizer.first, scores)
 
 
 def sample(tasks: list[Task], queries: int) -> list[Task]:
@@ -116,13 +107,20 @@ def _scores(tokenizer: Tokenizer, search: SearchConfig, decoder: CodeDecoder | N
     beams: dict[str, RealBeam] = {}
     if search.lookahead:
         beams["look-ahead"] = (build_scorer(search, books, decoder, first), build_lookahead(search, books, first))
-    if decoder is None:
-        return _Scores("look-ahead" if beams else own, None, None, beams)
-    generate = build_scorer(replace(search, scorer="decoder", prior=0.0), books, decoder, first)
-    bias = GeometryScorer(books, search.omega, search.zscore, first) if search.omega > 0 else None
-    if own == "fused" and bias is None:
-        own = "decoder"
-    return _Scores("look-ahead" if beams else own, generate, bias, beams)
+    generate, bias = None, None
+    if decoder is not None:
+        generate = build_scorer(replace(search, scorer="decoder", prior=0.0), books, decoder, first)
+        bias = GeometryScorer(books, search.omega, search.zscore, first) if search.omega > 0 else None
+        if own == "fused" and bias is None:
+            own = "decoder"
+    tried = Tried(
+        search.beam,
+        distilled=quantizer.config.rank_weight > 0 and quantizer.config.epochs > 0,
+        decoder=decoder is not None,
+        omega=search.omega if own == "fused" else 0.0,
+        lookahead=search.lookahead if own in ("fused", "geometry") and not search.zscore else None,
+    )
+    return _Scores("look-ahead" if beams else own, generate, bias, beams, tried)
 
 
 def _by_pool(tasks: list[Task]) -> list[Task]:
@@ -155,7 +153,8 @@ def _targets(task: Task) -> Tensor:
     return torch.tensor([place[row] for row in wanted])
 
 
-def _document(found: list[Survey], health: Health, beam: int, first: int, own: str) -> dict[str, Any]:
+def _document(found: list[Survey], health: Health, first: int, scores: _Scores) -> dict[str, Any]:
+    beam = scores.tried.beam
     weights = [len(one.levels[0].K_Q) for one in found]
     chance_TQ = np.array([[min(1.0, beam / level.prefixes) for level in one.levels] for one in found]).T
     chance = [float(np.average(row, weights=weights)) for row in chance_TQ]
@@ -167,7 +166,7 @@ def _document(found: list[Survey], health: Health, beam: int, first: int, own: s
         around = {"chance": min(1.0, beam / used.size), "prefix_chance": chance[place], "leaves": oracle.leaves[place]}
         use = {"usage": used.usage, "entropy": used.entropy, "dead": used.dead, "error": used.error}
         levels.append(level | around | use)
-    verdict = judge(rungs, own, first, chance)
+    verdict = judge(rungs, scores.own, first, chance, scores.tried)
     ladder = [
         {
             "rung": rung.name,

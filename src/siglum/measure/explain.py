@@ -181,9 +181,7 @@ def follow(
         score_C, parts = again.score(depth, kids)
         runs_C = runs_R[kids.parent]  # children of a target that is out are scored, but out of the running
         kept_C = np.isin(kids.lo, live.lo) & runs_C
-        order = np.lexsort((np.arange(len(score_C)), -score_C))
-        rank_C = np.empty_like(order)
-        rank_C[order] = 1 + np.cumsum(runs_C[order]) - runs_C[order]
+        order, rank_C = _ranked(score_C, runs_C)
         seen = _Seen(index, allowed, row, depth, kids, score_C, parts, rank_C, rank_R[kids.parent], kept_C)
         mine = int(np.flatnonzero((kids.lo <= row) & (row < kids.hi))[0])
         stay = [int(place) for place in order if kept_C[place]]
@@ -202,6 +200,14 @@ def follow(
         again.advance(depth, kids, keep)
         lo, hi, rank_R, runs_R = kids.lo[keep], kids.hi[keep], rank_C[keep], kept_C[keep]
     return levels
+
+
+def _ranked(score_C: np.ndarray, runs_C: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return candidates from best to worst, and the rank of each among those in the running."""
+    order = np.lexsort((np.arange(len(score_C)), -score_C))
+    rank_C = np.empty_like(order)
+    rank_C[order] = 1 + np.cumsum(runs_C[order]) - runs_C[order]
+    return order, rank_C
 
 
 def tell(explanation: Explanation) -> list[str]:

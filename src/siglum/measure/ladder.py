@@ -22,15 +22,6 @@ from torch import Tensor
 from siglum.measure.prefixes import Prefixes
 from siglum.search.beam import best_per_query
 
-REMEDIES = {
-    "teacher": "smaller vocabulary there, or a wider beam",
-    "oracle": "smaller vocabulary there, or distillation (tokenizer.rank_weight)",
-    "geometry": "look-ahead (search.lookahead), or a decoder fused with it",
-    "decoder": "train the decoder longer or on more queries, or fuse it more with geometry (search.omega)",
-    "fused": "another weight of geometry (search.omega)",
-    "look-ahead": "another weight of geometry (search.omega), or no look-ahead",
-}
-"""What to try where a rung loses most."""
 CAUSES = {
     "teacher": "the trie (even exact similarities prune there)",
     "oracle": "quantisation",
@@ -44,6 +35,21 @@ LITTLE = 0.02
 """A loss of fewer targets than this share is not worth a remedy."""
 MUCH = 0.2
 """A beam that holds a larger share of the pool than this has not had to choose yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What a run does already, and so need not be told to try."""
+
+    beam: int
+    distilled: bool = False
+    """Whether the codes learnt to rank (L_rank)."""
+    decoder: bool = False
+    """Whether a decoder is trained."""
+    omega: float = 0.0
+    """Weight of geometry beside the decoder; 0 where they are not fused."""
+    lookahead: bool | None = False
+    """Whether the beam looks ahead; None where its score does not allow it."""
 
 
 class PrefixBeam:
@@ -120,7 +126,34 @@ class Verdict:
     """Share of all targets lost there."""
 
 
-def judge(rungs: Sequence[Rung], own: str, first: int, chance: Sequence[float]) -> Verdict:
+def remedy(rung: str, level: int, tried: Tried) -> str:
+    """Return what to try where a rung loses most at a level, less what the run does already.
+
+    >>> remedy("oracle", 2, Tried(beam=50))
+    'smaller vocabulary there, or distillation (tokenizer.rank_weight)'
+    >>> remedy("oracle", 2, Tried(beam=50, distilled=True))
+    'smaller vocabulary there, a wider beam (search.beam, now 50), or look-ahead (search.lookahead=true)'
+    """
+    smaller = ["smaller vocabulary there"] if level > 0 else []  # kinds of items cannot be made fewer
+    wider = [f"a wider beam (search.beam, now {tried.beam})"]
+    ahead = ["look-ahead (search.lookahead=true)"] if tried.lookahead is False else []
+    now = f"search.omega (now {tried.omega:g})"
+    fuse = [f"a higher {now}" if tried.omega else "fusion with geometry (search.scorer=fused, search.omega above 0)"]
+    learn = ["distillation (tokenizer.rank_weight)"]
+    ways = {
+        "teacher": smaller + wider,
+        "oracle": smaller + (wider + ahead if tried.distilled else learn),
+        "geometry": ahead + (wider if tried.decoder else ["a decoder fused with it"]),
+        "decoder": [*fuse, "a decoder trained longer or on more queries"],
+        "fused": [f"a lower {now}", *ahead],
+        "look-ahead": ["no look-ahead (search.lookahead=false)", *([f"another {now}"] if tried.omega else []), *wider],
+    }[rung]
+    if len(ways) < 3:
+        return ", or ".join(ways)
+    return f"{', '.join(ways[:-1])}, or {ways[-1]}"
+
+
+def judge(rungs: Sequence[Rung], own: str, first: int, chance: Sequence[float], tried: Tried) -> Verdict:
     """Judge the rung that a run searches with; levels count from 1, a modality token before them is level 0.
 
     `chance` is what a beam of prefixes drawn blindly would keep at each token.
@@ -141,7 +174,7 @@ def judge(rungs: Sequence[Rung], own: str, first: int, chance: Sequence[float]) 
     lost, level = float(last.lost[token]), token - first + 1
     parts = [f"{CAUSES[name]} {100 * share:+.1f}" for name, share in shares.items() if abs(share) >= 0.0005]
     text = (
-        f"the beam loses {_percent(lost)} of targets at level {level}: {REMEDIES[cause]}."
+        f"the beam loses {_percent(lost)} of targets at level {level}: {remedy(cause, level, tried)}."
         f" Of that, in points: {', '.join(parts)}. In all, {end}"
     )
     best = max(rungs[len(upto) :], key=lambda rung: rung.survival[-1], default=last)

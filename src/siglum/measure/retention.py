@@ -42,6 +42,31 @@ RealBeam = tuple[Scorer, LookAhead | None]
 """What a real beam search ranks by."""
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Queries asked of a pool: its codes and vectors, and each query with its target there."""
+
+    codebooks: list[Tensor]
+    first: int
+    """Position of the first residual level."""
+    codes_NT: Tensor
+    item_ND: Tensor
+    query_QD: Tensor
+    target_Q: Tensor
+    """Positions in the pool."""
+    asked_QD: Tensor | None = None
+    """What a decoder is asked with where that is not the query vector itself (a query head)."""
+
+    def __post_init__(self) -> None:
+        """Refuse items without codes and queries without targets."""
+        items, codes, queries, targets = map(len, (self.item_ND, self.codes_NT, self.query_QD, self.target_Q))
+        if items != codes or queries != targets or not queries:
+            raise SiglumError(
+                f"every item needs its codes and every query its target, and one query at least is needed, but there "
+                f"are {items} items with {codes} codes and {queries} queries with {targets} targets."
+            )
+
+
 @dataclass(slots=True)
 class LevelQuantities:
     """One level of one pool; arrays have one entry a query."""
@@ -108,83 +133,51 @@ class _Job:
 
 
 def retention(
-    codebooks: list[Tensor],
-    first: int,
-    codes_NT: Tensor,
-    item_ND: Tensor,
-    query_QD: Tensor,
-    target_Q: Tensor,
-    *,
-    beam: int,
-    tau: float,
-    decoder: CodeDecoder | None = None,
-    omega: float = 0.0,
-    asked_QD: Tensor | None = None,
-    chunk: int = CHUNK,
+    asked: Asked, *, beam: int, tau: float, decoder: CodeDecoder | None = None, omega: float = 0.0, chunk: int = CHUNK
 ) -> list[LevelQuantities]:
     """Return the quantities of every token of a pool's codes.
 
-    `target_Q` are positions in the pool; `first` is the position of the first residual level. With a decoder eps is
-    measured too, and with `omega` that of its fusion with geometry. `asked_QD` is what the decoder is asked with
-    where that is not the query vector itself (a query head).
+    With a decoder eps is measured too, and with `omega` that of its fusion with geometry.
     """
-    generate: Scorer | None = None if decoder is None else DecoderScorer(decoder)
-    bias = GeometryScorer(codebooks, omega) if decoder is not None and omega > 0 else None
-    return survey(
-        codebooks,
-        first,
-        codes_NT,
-        item_ND,
-        query_QD,
-        target_Q,
-        beam=beam,
-        tau=tau,
-        decoder=generate,
-        bias=bias,
-        asked_QD=asked_QD,
-        chunk=chunk,
-    ).levels
+    generate = None if decoder is None else DecoderScorer(decoder)
+    bias = GeometryScorer(asked.codebooks, omega) if decoder is not None and omega > 0 else None
+    return survey(asked, beam=beam, tau=tau, decoder=generate, bias=bias, chunk=chunk).levels
 
 
 @torch.no_grad()
 def survey(
-    codebooks: list[Tensor],
-    first: int,
-    codes_NT: Tensor,
-    item_ND: Tensor,
-    query_QD: Tensor,
-    target_Q: Tensor,
+    asked: Asked,
     *,
     beam: int,
     tau: float,
     decoder: Scorer | None = None,
     bias: Scorer | None = None,
     beams: Mapping[str, RealBeam] | None = None,
-    asked_QD: Tensor | None = None,
     chunk: int = CHUNK,
 ) -> Survey:
     """Measure quantities and rungs in one pass; `decoder` + `bias` is the fused score.
 
     The rungs are teacher, oracle, geometry, decoder, fused, and any further `beams` by name.
     """
-    _check(codes_NT, item_ND, query_QD, target_Q, beam, tau, chunk)
-    books = [book.to(query_QD) for book in codebooks]
-    names = [str(position) for position in range(len(codes_NT))]
-    prefixes = Prefixes(Index.build(names, codes_NT.cpu().numpy(), [len(book) for book in books], "survey"))
-    order = torch.as_tensor(prefixes.index.order.astype(np.int64), device=item_ND.device)
+    _check(beam, tau, chunk)
+    query_QD = asked.query_QD
+    spoken_QD = query_QD if asked.asked_QD is None else asked.asked_QD
+    books = [book.to(query_QD) for book in asked.codebooks]
+    names = [str(position) for position in range(len(asked.codes_NT))]
+    prefixes = Prefixes(Index.build(names, asked.codes_NT.cpu().numpy(), [len(book) for book in books], "survey"))
+    item_ND = asked.item_ND[torch.as_tensor(prefixes.index.order.astype(np.int64), device=asked.item_ND.device)]
     real: dict[str, RealBeam] = {} if decoder is None else {"decoder": (decoder, None)}
     if decoder is not None and bias is not None:
         real["fused"] = (SumScorer([decoder, bias]), None)
     real |= beams or {}
     halves = half_norms(prefixes, books)
-    job = _Job(prefixes, books, item_ND[order].to(query_QD), beam, tau, decoder, bias, real, halves, len(query_QD))
-    rows = prefixes.row_of_position[target_Q.cpu().numpy()]
-    asked = query_QD if asked_QD is None else asked_QD
+    job = _Job(prefixes, books, item_ND.to(query_QD), beam, tau, decoder, bias, real, halves, len(query_QD))
+    rows = prefixes.row_of_position[asked.target_Q.cpu().numpy()]
     starts = range(0, len(query_QD), chunk)
     for start in progress(starts, "survival", total=len(query_QD), unit="query", size=chunk):
         part = slice(start, start + chunk)
-        _survey_chunk(job, part, query_QD[part], asked[part], rows[part])
-    return Survey(_levels(job, first), [_rung(job, name) for name in (*KNOWN, *real)])
+        _survey_chunk(job, part, query_QD[part], spoken_QD[part], rows[part])
+    return Survey(_levels(job, asked.first), [_rung(job, name) for name in (*KNOWN, *real)])
 
 
 def _survey_chunk(job: _Job, whole: slice, query_QD: Tensor, asked_QD: Tensor, row_Q: np.ndarray) -> None:
@@ -358,16 +351,9 @@ def _array(values: Tensor) -> np.ndarray:
     return array
 
 
-def _check(
-    codes_NT: Tensor, item_ND: Tensor, query_QD: Tensor, target_Q: Tensor, beam: int, tau: float, chunk: int
-) -> None:
+def _check(beam: int, tau: float, chunk: int) -> None:
     for name, value in (("the beam", beam), ("the chunk", chunk)):
         if value < 1:
             raise SiglumError(f"{name} must be at least 1, not {value}.")
     if not 0 < tau < math.inf:
         raise SiglumError(f"the temperature must be a number above 0, not {tau}.")
-    if len(codes_NT) != len(item_ND) or len(query_QD) != len(target_Q) or not len(query_QD):
-        raise SiglumError(
-            f"every item needs its codes and every query its target, and one query at least is needed, but there are "
-            f"{len(item_ND)} items with {len(codes_NT)} codes and {len(query_QD)} queries with {len(target_Q)} targets."
-        )
