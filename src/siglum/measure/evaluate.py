@@ -19,6 +19,7 @@ from siglum.index import Index
 from siglum.log import progress
 from siglum.measure.retrieval import MEASURES, evaluate
 from siglum.search.beam import Ranking, search_items
+from siglum.search.cuda import Graphs, GraphSearch
 from siglum.search.fast import Engines, FastSearch, described
 from siglum.search.flat import flat_search
 from siglum.search.lookahead import LookAhead
@@ -70,6 +71,7 @@ class BeamRanker:
     config: SearchConfig = field(default_factory=SearchConfig)
     """Says which engine answers, in which mode and precision; what is scored is the scorer's affair."""
     _engines: Engines = field(default_factory=Engines)
+    _graphs: Graphs = field(default_factory=Graphs)
 
     def rank(self, query_rows: np.ndarray, pool_rows: np.ndarray, k: int) -> list[Ranking]:
         """Search the index, restricted to the pool."""
@@ -79,7 +81,7 @@ class BeamRanker:
         queries = self.query_MD[torch.as_tensor(query_rows)]
         fast = self._fast()
         if fast is not None:
-            found = fast.search(queries, k=k, allowed=allowed)
+            found = [one for part in queries.split(self.batch_size) for one in fast.search(part, k=k, allowed=allowed)]
         else:
             found = search_items(
                 self.scorer,
@@ -93,13 +95,18 @@ class BeamRanker:
             )
         return [Ranking(self.index_rows[r.position], r.row, r.score) for r in found]
 
-    def _fast(self) -> FastSearch | None:
-        """Return the fast engine where it gives what the scorer would give."""
+    def _fast(self) -> FastSearch | GraphSearch | None:
+        """Return an engine that gives what the scorer would give, where there is a faster one."""
         config = replace(self.config, beam=self.beam, batch_size=self.batch_size)
         parts = None if self.ahead is not None else described(self.scorer, config)
         if parts is None:
             return None  # a scorer the fast engine does not know
         config, decoder, codebooks, first = parts
+        if self.query_MD.is_cuda:
+            device = str(self.query_MD.device)
+            graph = self._graphs.choose(config, decoder, codebooks, self.index, first, device, graphs=False)
+            if graph is not None:
+                return graph
         return self._engines.choose(config, decoder, codebooks, self.index, first)
 
 

@@ -32,16 +32,21 @@ class Graphs:
         index: Index,
         first: int,
         device: str,
+        *,
+        graphs: bool = True,
     ) -> GraphSearch | None:
-        """Return the engine for this search, or None where another one is to answer."""
+        """Return the engine for this search, or None where another one is to answer.
+
+        Without `graphs` nothing is captured, which pays where a configuration answers a few large batches only.
+        """
         if config.precision == "int8":
             raise SiglumError("int8 is arithmetic of the CPU; on a GPU use search.precision bf16.")
         if config.engine == "reference" or decoder is None or reason_against(config) is not None or not len(index):
             return None
         tensors = [*codebooks, *decoder.parameters()]
-        made_of = (config, id(decoder), id(index), first, device, *((t.data_ptr(), t._version) for t in tensors))
+        made_of = (config, id(decoder), id(index), first, device, graphs, *((t.data_ptr(), t._version) for t in tensors))
         if self.last is None or self.last.index is not index or made_of != self._made_of:
             precise = PRECISIONS[config.precision]
-            self.last = GraphSearch(decoder, list(codebooks), index, config, first, device, dtype=precise)
-            self._made_of = made_of
+            parts = (decoder, list(codebooks), index, config, first, device)
+            self.last, self._made_of = GraphSearch(*parts, dtype=precise, graphs=graphs), made_of
         return self.last

@@ -65,7 +65,7 @@ class GraphSearch:
         against = _reason_against_kernels(decoder)
         if fused and against:
             raise SiglumError(f"fused search needs {against}; leave fused off.")
-        fused = self._graphs and not against if fused is None else fused
+        fused = self.device.type == "cuda" and not against if fused is None else fused
         precise = dtype or (torch.bfloat16 if self.device.type == "cuda" else torch.float32)
         self._passes = Passes(Weights(decoder, self.device, precise), fused=fused)
         self._books = [book.detach().to(self.device, torch.float32) for book in codebooks]
