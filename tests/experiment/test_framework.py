@@ -192,7 +192,7 @@ def test_units_that_train_the_same_are_not_begun_together() -> None:
 
 
 def test_names() -> None:
-    assert names_of(("all", "main"))[:2] == ["main", "ablation"] and len(names_of(("all",))) == 10
+    assert names_of(("all", "main"))[:2] == ["main", "ablation"] and len(names_of(("all",))) == 11
     for asked, words in (((), "at least one"), (("mein",), "mein")):
         with pytest.raises(SiglumError, match=words):
             names_of(asked)

@@ -18,8 +18,8 @@ class Command:
     """Run experiments of the paper on the carried world or on a folder of captions.
 
     NAME is one or several of main, ablation, schedules, sensitivity, encoders, survival, bound, cross-dataset,
-    efficiency, overhead, or all. Each writes OUT/NAME/{results.json, table.md, table.tex} and its figures. Every unit
-    leaves a part, and experiments that need the same training share it: the same command goes on where it was
+    efficiency, overhead, modes, or all. Each writes OUT/NAME/{results.json, table.md, table.tex} and its figures.
+    Every unit leaves a part, and experiments that need the same training share it: the same command goes on where it was
     stopped, and trains nothing once all is there.
 
     Examples:

@@ -25,6 +25,7 @@ NAMES = {
     "cross-dataset": "CrossDataset",
     "efficiency": "Efficiency",
     "overhead": "Overhead",
+    "modes": "Modes",
 }
 """The experiments and the class of each, in the module of its name."""
 Part = dict[str, Any]

@@ -60,7 +60,7 @@ def choose_weights(trained: Trained, search: SearchConfig | None = None) -> Weig
     """
     search = replace(search or trained.config.search, scorer="fused")
     if search.zscore:
-        return _choose_by_beam(trained, search)
+        return choose_by_beam(trained, search, ZSCORE_OMEGAS)
     if trained.decoder is None:
         raise SiglumError("weights of geometry are chosen beside a decoder; open the training with its decoder.")
     priors = PRIORS if trained.config.decoder.null_queries else (0.0,)
@@ -68,10 +68,11 @@ def choose_weights(trained: Trained, search: SearchConfig | None = None) -> Weig
     return weigh(trained.vectors, trained.beam(search, "val"), *parts, search, (OMEGAS, priors))
 
 
-def _choose_by_beam(trained: Trained, search: SearchConfig) -> Weighed:
+def choose_by_beam(trained: Trained, search: SearchConfig, omegas: Sequence[float]) -> Weighed:
+    """Return the weight of geometry with the best MRR@10 on validation, each tried by a beam search of its own."""
     tried = []
     tasks = [task.spread(TRIED_QUERIES) for task in trained.vectors.of_split("val")]
-    for omega in ZSCORE_OMEGAS:
+    for omega in omegas:
         ranker = trained.beam(replace(search, omega=omega), "val")
         tried.append({"omega": omega, "prior": search.prior, "mrr@10": mean_mrr(tasks, ranker)})
     return Weighed(replace(search, omega=max(tried, key=lambda row: row["mrr@10"])["omega"]), tried)
