@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from small_setting import small_setting
 
-from siglum.experiment.modes import LABELS, _searches
+from siglum.experiment.modes import LABELS, _knows, _searches
 from siglum.experiment.ranks import MEAN
 from siglum.experiment.run import run_experiments
 from siglum.experiment.setting import Setting
@@ -46,8 +46,8 @@ def test_a_difference_is_that_of_the_systems(results: dict[str, Any]) -> None:
 
 def test_modes_and_precisions_are_those_of_the_search(setting: Setting) -> None:
     search = setting.config().search
-    found = _searches(search, search.__class__(mode="renormalised", omega=3.0), "cpu")
+    found = _searches(search, search.__class__(mode="renormalised", omega=3.0))
     assert {(one.mode, one.precision) for one in found.values()} >= {("scan-rescore", "int8"), ("renormalised", "bf16")}
     assert found["renormalised-int8"].omega == 3.0 and found["exact"] == search
     assert found["scan"].mode == "scan" and found["geometry"].scorer == "geometry"
-    assert not any(one.precision == "int8" for one in _searches(search, search, "cuda").values())
+    assert [_knows(device, found["exact-int8"]) for device in ("cpu", "cuda")] == [True, False]

@@ -47,7 +47,7 @@ LABELS = {
 }
 SHALLOW, DEEP = 10, 50
 """How many first items are compared with those of the exact search."""
-COMPARED = 200
+COMPARED = 100
 """Queries of a task whose items are compared."""
 
 
@@ -67,9 +67,13 @@ class Modes:
         plain = replace(unit.config.search, scorer="fused", zscore=False, lookahead=False, prior=0.0)
         exact = replace(choose_weights(trained, plain).best, prior=0.0)
         free = choose_by_beam(trained, replace(plain, mode="renormalised"), OMEGAS).best
-        searches = _searches(exact, free, setting.device)
-        rankers = {name: trained.beam(search) for name, search in searches.items()}
+        rankers = {
+            name: trained.beam(one) for name, one in _searches(exact, free).items() if _knows(setting.device, one)
+        }
         found = rank_systems(trained.vectors, rankers)
+        if setting.device != "cpu":  # int8 is arithmetic of the CPU; there it answers the compared queries alone
+            trained = open_trained(replace(setting, device="cpu"), unit.config)
+            rankers = {name: trained.beam(search) for name, search in _searches(exact, free).items()}
         tasks = [task.spread(COMPARED) for task in trained.vectors.of_split("test")]
         return {**found, "omega": {"exact": exact.omega, "renormalised": free.omega}, "shared": _shared(rankers, tasks)}
 
@@ -77,7 +81,7 @@ class Modes:
         """Make a table a measure, one of differences from the exact search, and a figure."""
         ranks = Ranks.read(parts)
         names = [name for name in LABELS if name in ranks.by_system]
-        shared = average([part["shared"] for part in parts])
+        shared = average([{name: part["shared"][name] for name in LABELS} for part in parts])
         against = {
             name: {m: ranks.contrast({name: 1.0, "exact": -1.0}, MEAN, m) for m in MEASURES}
             for name in names
@@ -93,15 +97,20 @@ class Modes:
         return Outcome(results, tables, [figure])
 
 
-def _searches(exact: SearchConfig, free: SearchConfig, device: str) -> dict[str, SearchConfig]:
-    """Return the search of every label; only a CPU has int8."""
-    found, precisions = {}, ("bf16", "int8") if device == "cpu" else ("bf16",)
+def _searches(exact: SearchConfig, free: SearchConfig) -> dict[str, SearchConfig]:
+    """Return the search of every label."""
+    found = {}
     for base in (exact, free, replace(exact, mode="scan-rescore")):
         name = str(base.mode)
         found[name] = base
-        for precision in precisions:
+        for precision in ("bf16", "int8"):
             found[f"{name}-{precision}"] = replace(base, precision=precision)  # type: ignore[arg-type]
     return {**found, "scan": replace(exact, mode="scan"), "geometry": geometry_alone(exact)}
+
+
+def _knows(device: str, search: SearchConfig) -> bool:
+    """Return whether a device has the arithmetic of a search."""
+    return device == "cpu" or search.precision != "int8"
 
 
 def _shared(rankers: dict[str, BeamRanker], tasks: list[Task]) -> dict[str, dict[str, float]]:
@@ -123,10 +132,10 @@ def _difference_table(against: dict[str, Any], shared: dict[str, dict[str, float
     rows = [
         [
             LABELS[name],
-            *(show_interval(one[m]) for m in MEASURES),
+            *(show_interval(one and one[m]) for m in MEASURES),
             *(f"{100 * shared[name][str(depth)]:.1f}" for depth in (SHALLOW, DEEP)),
         ]
-        for name, one in against.items()
+        for name, one in ((name, against.get(name)) for name in shared if name != "exact")
     ]
     notes = [
         "Points, mean over tasks; 95 % intervals of a paired bootstrap over queries (grouped by target) and seeds.",
