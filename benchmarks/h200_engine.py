@@ -173,9 +173,10 @@ def check(bench: Bench) -> None:
         bench.note("check", items=pool[0], near=pool[1], omega=omega, **told, **row, alone=lone["worst"], over=over)
 
     full = {"dtype": torch.float32}
+    walk, wide = Plan(17, 0, 1), Plan(3, 512, 1)
     ways: list[dict[str, Any]] = [
-        {**full, "graphs": False}, full, {**full, "fused": True}, {**full, "plan": Plan(3, 512, 1)},
-        {**full, "plan": Plan(17, 0, 1), "fused": True}, {}, {"fused": True}, {"fused": True, "plan": Plan(17, 0, 1)},
+        {**full, "graphs": False}, full, {**full, "kernels": "steps"}, {**full, "kernels": "attention"},
+        {**full, "plan": wide}, {**full, "plan": walk}, {**full, "fused": False}, {}, {"plan": walk},
     ]  # fmt: skip
     cases = [(pool, 10.0, way) for pool in pools for way in ways] + [(pools[0], 0.0, way) for way in ways[:3]]
     bench.within("check", [lambda c=case: one(c[0], c[1], **c[2]) for case in cases])  # type: ignore[misc]
@@ -221,10 +222,11 @@ def latency(bench: Bench) -> None:
     world = bench.world(bench.items)
     host = world.query.cpu()
 
-    def one(fused: bool, depth: int | None, merged: int) -> None:
-        engine = bench.engine(world, fused=fused)
+    def one(kernels: str, depth: int | None, merged: int) -> None:
+        own = {"fused": bench.fused, "kernels": kernels}
+        engine = bench.engine(world, **own)
         if depth is not None:  # the room that the queries it learnt from need
-            engine = bench.engine(world, fused=fused, plan=engine.engine.shape.plan(depth, None, merged))
+            engine = bench.engine(world, **own, plan=engine.engine.shape.plan(depth, None, merged))
         parts, seconds = host[: bench.reps + 20].split(1), []
         for part in parts:
             start = perf_counter()
@@ -236,11 +238,12 @@ def latency(bench: Bench) -> None:
         over = np.mean([float(engine.engine.find(part, chosen, K).over_Q[0]) for part in world.query[:32].split(1)])
         shape = f"{chosen.depth}/{chosen.cap}/{chosen.merged}"
         bench.note(
-            "latency", fused=fused, plan=shape, p50_ms=p50, p95_ms=p95, device_ms=round(1e3 * inner, 3), over=over
+            "latency", kernels=kernels, plan=shape, p50_ms=p50, p95_ms=p95, device_ms=round(1e3 * inner, 3), over=over
         )
 
-    plans = [(None, 0), (3, 2), (3, 1), (4, 2), (4, 1), (5, 2), (5, 1), (17, 1)]
-    cases = [lambda p=plan: one(bench.fused, *p) for plan in plans]  # type: ignore[misc]
+    ways = [("all", 3, 1), ("all", 3, 2), ("steps", 3, 1), ("all", None, 0), ("all", 4, 1), ("all", 4, 2)]
+    ways += [("attention", 3, 1), ("all", 5, 1), ("all", 17, 1)]
+    cases = [lambda w=way: one(*w) for way in ways]  # type: ignore[misc]
     bench.within("latency", cases)
 
 
@@ -282,9 +285,10 @@ def throughput(bench: Bench) -> None:
     big, fused = max(bench.batches), bench.fused
     ways: Iterator[tuple[int, float, str, dict[str, Any]]] = iter(
         [(big, omega, "best", {"fused": fused}) for omega in (10.0, 0.0)]
-        + [(big, 10.0, name, {"fused": fused}) for name in ("sure", "4", "5", "6", "7", "17")]
-        + [(big, 10.0, "best", {"fused": fused, "tokens": tokens}) for tokens in (16_384, 262_144)]
+        + [(big, 10.0, "best", {"fused": fused, "kernels": kernels}) for kernels in ("steps", "attention")]
         + [(batch, 10.0, "best", {"fused": fused}) for batch in sorted(bench.batches)[:-1]]
+        + [(big, 10.0, name, {"fused": fused}) for name in ("4", "5", "6", "7", "17")]
+        + [(big, 10.0, "best", {"fused": fused, "tokens": tokens}) for tokens in (16_384, 262_144)]
         + [(big, 10.0, "best", {"fused": False})]
     )
     bench.within("throughput", [lambda w=way: one(w[0], w[1], w[2], **w[3]) for way in ways])  # type: ignore[misc]

@@ -44,7 +44,15 @@ class Graphs:
         if config.engine == "reference" or decoder is None or reason_against(config) is not None or not len(index):
             return None
         tensors = [*codebooks, *decoder.parameters()]
-        made_of = (config, id(decoder), id(index), first, device, graphs, *((t.data_ptr(), t._version) for t in tensors))
+        made_of = (
+            config,
+            id(decoder),
+            id(index),
+            first,
+            device,
+            graphs,
+            *((t.data_ptr(), t._version) for t in tensors),
+        )
         if self.last is None or self.last.index is not index or made_of != self._made_of:
             precise = PRECISIONS[config.precision]
             parts = (decoder, list(codebooks), index, config, first, device)

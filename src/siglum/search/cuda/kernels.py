@@ -1,6 +1,6 @@
 # ruff: noqa: ANN001
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-def, no-untyped-call"
-"""Triton kernels for what plain operations do wastefully: attention over few scattered rows, and add-then-norm.
+"""Triton kernels for what plain operations do wastefully: attention over few scattered rows, and products of few rows.
 
 Each gives what the plain operations of `passes` give, to rounding. They need Triton.
 Shapes: Q queries, T tokens, S rows a token sees, X rows of the cache, R leaves, H heads, K d_kv, M d_model, L levels.
@@ -22,13 +22,18 @@ try:
 except ModuleNotFoundError:  # the module can be read and documented without Triton, not used
     triton = tl = None
 
+__all__ = ["add_norm", "compiled", "leaf_attention", "line_attention", "pick", "product", "tl", "triton"]
+
 BEAMS = 16
 """Tokens that one program of `line_attention` handles."""
 ROWS = 4
 """Rows that one program of `add_norm` handles."""
+COLUMNS = 16
+"""Columns that one program of `product` handles: few, so that all parts of the GPU have some."""
 
 
-def _compiled(kernel: Callable[..., None]) -> Any:
+def compiled(kernel: Callable[..., Any]) -> Any:
+    """Return a kernel, or a function that kernels call, as Triton compiles it."""
     return kernel if triton is None else triton.jit(kernel)
 
 
@@ -72,15 +77,51 @@ def add_norm(x_QTM: Tensor, add_Q1M: Tensor | None) -> Tensor:
     return out
 
 
-def pick(logits_GRV: Tensor, code_GR: Tensor) -> Tensor:
-    """Return the log-probabilities of given codes (G, R) under the softmax of their row of logits, fp32."""
-    size = logits_GRV.shape[2]
-    out = torch.empty(code_GR.shape, dtype=torch.float32, device=code_GR.device)
-    _pick[(out.numel(),)](logits_GRV, code_GR, out, size, BV=triton.next_power_of_2(size))
+def product(
+    x_RM: Tensor,
+    weight_NM: Tensor,
+    *,
+    norm: bool = False,
+    relu: bool = False,
+    add_Q1N: Tensor | None = None,
+    onto_QTN: Tensor | None = None,
+    out_RN: Tensor | None = None,
+) -> Tensor:
+    """Return `x_RM weight_NM^T` of few rows, with what comes before and after it.
+
+    `norm` divides the rows by their root mean square first; `add_Q1N` is added to all rows of its query; `onto_QTN` is
+    added to in place. `x_RM` must not be what is written.
+    """
+    (rows, inner), outer = x_RM.shape, len(weight_NM)
+    out = onto_QTN if onto_QTN is not None else out_RN
+    if out is None:
+        out = torch.empty(rows, outer, dtype=weight_NM.dtype, device=x_RM.device)
+    high = min(64, max(16, triton.next_power_of_2(rows)))
+    # A long stretch of the inner axis at once, as far as registers hold it.
+    deep = min(64 if x_RM.dtype == torch.float32 else 256, 8_192 // high, max(16, triton.next_power_of_2(inner)))
+    _product[(triton.cdiv(outer, COLUMNS), triton.cdiv(rows, high))](
+        x_RM, weight_NM, out if add_Q1N is None else add_Q1N, out, rows, inner, outer,
+        1 if add_Q1N is None else max(1, rows // len(add_Q1N)), 0 if add_Q1N is None else add_Q1N.stride(0), EPS,
+        NORM=norm, RELU=relu, ADD=add_Q1N is not None, ONTO=onto_QTN is not None, BR=high, BN=COLUMNS, BK=deep,
+        num_stages=4,
+    )  # fmt: skip
     return out
 
 
-@_compiled
+def pick(logits_GRV: Tensor, code_RG: Tensor, gain_RG: Tensor | None, out_RG: Tensor) -> None:
+    """Write the log-probabilities of given codes under the softmax of their row of logits, plus a gain, fp32.
+
+    Codes, gains and what is written may be columns of wider tensors.
+    """
+    groups, rows, size = logits_GRV.shape
+    gain = out_RG if gain_RG is None else gain_RG
+    _pick[(rows, groups)](
+        logits_GRV, code_RG, gain, out_RG, rows, size, code_RG.stride(0), gain.stride(0), out_RG.stride(0),
+        GAIN=gain_RG is not None, BV=triton.next_power_of_2(size),
+    )  # fmt: skip
+
+
+@compiled
 def _line_attention(cache, row, bias, out, at, tokens, seen, levels, inner, K: tl.constexpr, BT: tl.constexpr) -> None:
     query, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     t, c = tl.program_id(2) * BT + tl.arange(0, BT), tl.arange(0, K)
@@ -109,7 +150,7 @@ def _line_attention(cache, row, bias, out, at, tokens, seen, levels, inner, K: t
     tl.store(out + (own * inner + head * K)[:, None] + c[None, :], mixed.to(out.dtype.element_ty), mask=ok[:, None])
 
 
-@_compiled
+@compiled
 def _leaf_attention(
     qkv, cache, past, bias, out, tokens, depth, levels, inner, K: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr
 ) -> None:  # fmt: skip
@@ -140,7 +181,7 @@ def _leaf_attention(
     tl.store(at, mixed.to(out.dtype.element_ty), mask=ok_t[:, None])
 
 
-@_compiled
+@compiled
 def _add_norm(
     x, add, out, rows, tokens, width, stride, eps, ADD: tl.constexpr, BR: tl.constexpr, BM: tl.constexpr
 ) -> None:  # fmt: skip
@@ -158,11 +199,47 @@ def _add_norm(
     tl.store(out + at, (value * scale[:, None]).to(out.dtype.element_ty), mask=ok)
 
 
-@_compiled
-def _pick(logits, code, out, size, BV: tl.constexpr) -> None:
-    row, c = tl.program_id(0).to(tl.int64), tl.arange(0, BV)
-    value = tl.load(logits + row * size + c, mask=c < size, other=float("-inf")).to(tl.float32)
+@compiled
+def _product(
+    x, weight, add, out, rows, inner, outer, tokens, stride, eps,
+    NORM: tl.constexpr, RELU: tl.constexpr, ADD: tl.constexpr, ONTO: tl.constexpr,
+    BR: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+) -> None:  # fmt: skip
+    n, r = tl.program_id(0) * BN + tl.arange(0, BN), tl.program_id(1) * BR + tl.arange(0, BR)
+    ok_n, ok_r = n < outer, r < rows
+    total = tl.zeros([BR, BN], tl.float32)
+    square = tl.zeros([BR], tl.float32)
+    for at in range(0, inner, BK):
+        k = at + tl.arange(0, BK)
+        a = tl.load(x + r[:, None] * inner + k[None, :], mask=ok_r[:, None] & (k < inner)[None, :], other=0.0)
+        b = tl.load(weight + n[None, :] * inner + k[:, None], mask=ok_n[None, :] & (k < inner)[:, None], other=0.0)
+        if NORM:
+            wide = a.to(tl.float32)
+            square += tl.sum(wide * wide, 1)
+        total = tl.dot(a, b, total, input_precision="ieee")
+    if NORM:  # the norm is one factor a row, so it may follow the product
+        total = total * tl.rsqrt(square / inner + eps)[:, None]
+    if RELU:
+        total = tl.maximum(total, 0.0)
+    ok = ok_r[:, None] & ok_n[None, :]
+    if ADD:
+        total += tl.load(add + (r // tokens * stride)[:, None] + n[None, :], mask=ok, other=0.0).to(tl.float32)
+    place = out + r[:, None] * outer + n[None, :]
+    if ONTO:
+        total += tl.load(place, mask=ok, other=0.0).to(tl.float32)
+    tl.store(place, total.to(out.dtype.element_ty), mask=ok)
+
+
+@compiled
+def _pick(
+    logits, code, gain, out, rows, size, code_stride, gain_stride, out_stride, GAIN: tl.constexpr, BV: tl.constexpr
+) -> None:  # fmt: skip
+    row, group, c = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.arange(0, BV)
+    line = logits + (group * rows + row) * size
+    value = tl.load(line + c, mask=c < size, other=float("-inf")).to(tl.float32)
     top = tl.max(value, 0)
     total = top + tl.log(tl.sum(tl.exp(value - top), 0))
-    chosen = tl.load(logits + row * size + tl.load(code + row)).to(tl.float32)
-    tl.store(out + row, chosen - total)
+    chosen = tl.load(line + tl.load(code + row * code_stride + group)).to(tl.float32) - total
+    if GAIN:
+        chosen += tl.load(gain + row * gain_stride + group)
+    tl.store(out + row * out_stride + group, chosen)

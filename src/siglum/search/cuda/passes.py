@@ -19,17 +19,32 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from siglum.search.cuda.weights import Cross, Layer, Weights, norm
+from siglum.types import one_of
 
+KERNELS = ("none", "attention", "steps", "all")
+"""What runs in kernels of our own, each with all before it: nothing; attention and norms; the steps between passes;
+products of few rows together with the norms before them."""
+FEW_ROWS = 64
+"""The most rows that count as few: one tile holds them."""
 MASK_MULTIPLE = 16
 """Rows of a mask start at multiples of this many numbers, as fused attention asks for."""
 
 
 class Passes:
-    """Runs the decoder's layers over new tokens; with `fused` (a GPU with Triton) in kernels of our own."""
+    """Runs the decoder's layers over new tokens; `kernels` (on a GPU with Triton) says what in kernels of our own."""
 
-    def __init__(self, weights: Weights, *, fused: bool = False) -> None:
+    def __init__(self, weights: Weights, *, kernels: str = "none") -> None:
         """Hold the weights."""
-        self.weights, self.fused = weights, fused
+        self.weights, self.kernels = weights, one_of("kernels", kernels, KERNELS)
+        self.fused = self.fuses("attention")
+
+    def fuses(self, part: str) -> bool:
+        """Return whether this part of a search is in kernels of our own."""
+        return KERNELS.index(self.kernels) >= KERNELS.index(part)
+
+    def cross(self, query_QD: Tensor) -> Cross:
+        """Return what cross-attention adds or reads, per layer."""
+        return self.weights.cross(query_QD, product=_kernels().product if self._few(len(query_QD)) else None)
 
     def cache(self, rows: int) -> Tensor:
         """Return room for tokens (layers, rows, 3 H K)."""
@@ -44,8 +59,8 @@ class Passes:
         w, row_QTS = self.weights, row_QTS.contiguous()
         block = slice(at, at + token_QT.numel())
 
-        def attend(layer: int, normed_RM: Tensor) -> Tensor:
-            torch.mm(normed_RM, w.layers[layer].qkv.t(), out=cache[layer, block])
+        def attend(layer: int, x_QTM: Tensor) -> Tensor:
+            self._into(x_QTM, w.layers[layer].qkv, cache[layer, block])
             if self.fused:
                 mixed: Tensor = _kernels().line_attention(cache[layer], at, row_QTS, w.distance_HL, w.heads)
                 return mixed
@@ -57,16 +72,17 @@ class Passes:
         """Read the rest of every leaf's path onto its ancestors' rows; return normed hidden states (Q, C, T, M)."""
         w = self.weights
         (queries, leaves, tokens), depth, inner = token_QCT.shape, past_QCd.shape[2], w.heads * w.d_kv
-        row_Rd, bias_HTL = past_QCd.reshape(-1, depth), self._tail_bias(depth)
+        row_Rd = past_QCd.reshape(-1, depth)
+        bias_HTL = None if self.fused else self._tail_bias(depth)[None]
 
-        def attend(layer: int, normed_RM: Tensor) -> Tensor:
-            own = torch.mm(normed_RM, w.layers[layer].qkv.t()).view(-1, tokens, 3 * inner)
+        def attend(layer: int, x_QTM: Tensor) -> Tensor:
+            own = self._into(x_QTM, w.layers[layer].qkv, None).view(-1, tokens, 3 * inner)
             if self.fused:
                 mixed: Tensor = _kernels().leaf_attention(own, cache[layer], row_Rd, w.bias_HLL, w.heads)
                 return mixed
             past = cache[layer, :, inner:].index_select(0, row_Rd.view(-1)).view(-1, depth, 2 * inner)
             k, v = torch.cat([past, own[..., inner:]], 1).split(inner, -1)
-            return _attend(w.split(own[..., :inner]), w.split(k), w.split(v), bias_HTL[None])
+            return _attend(w.split(own[..., :inner]), w.split(k), w.split(v), bias_HTL)
 
         hidden = self._run(token_QCT.reshape(queries, -1), cross, attend)
         return hidden.view(queries, leaves, tokens, -1)
@@ -76,22 +92,23 @@ class Passes:
         logits = self.weights.logits(hidden_QWM.reshape(1, -1, self.weights.width), level)
         return logits[0].log_softmax(-1, dtype=torch.float32).view(*hidden_QWM.shape[:-1], -1)
 
-    def log_probability(self, hidden_RTM: Tensor, code_RT: Tensor, level: int) -> Tensor:
-        """Return fp32 log-probabilities (R, T) of given codes at the levels from `level` on.
+    def log_probability(self, hidden_RTM: Tensor, code_RT: Tensor, level: int, gain_RT: Tensor | None) -> Tensor:
+        """Return fp32 log-probabilities (R, T) of given codes at the levels from `level` on, plus a gain.
 
         Levels of one size in a row are one product.
         """
-        parts, at = [], 0
+        out_RT, at = torch.empty(code_RT.shape, device=code_RT.device), 0
         for _, run in groupby(self.weights.sizes[level:]):
             end = at + len(list(run))
             logits_GRV = self.weights.logits(hidden_RTM[:, at:end].transpose(0, 1), level + at)
-            code_GR = code_RT[:, at:end].t().contiguous()
+            own_RG = code_RT[:, at:end]
             if self.fused:
-                parts.append(_kernels().pick(logits_GRV, code_GR))
+                _kernels().pick(logits_GRV, own_RG, None if gain_RT is None else gain_RT[:, at:end], out_RT[:, at:end])
             else:
-                parts.append(logits_GRV.log_softmax(-1, dtype=torch.float32).gather(2, code_GR[..., None])[..., 0])
+                log_GRV = logits_GRV.log_softmax(-1, dtype=torch.float32)
+                out_RT[:, at:end] = log_GRV.gather(2, own_RG.t()[..., None])[..., 0].t()
             at = end
-        return torch.cat(parts).t()
+        return out_RT if self.fused or gain_RT is None else out_RT + gain_RT
 
     def _tail_bias(self, depth: int) -> Tensor:
         """Return the causal bias (H, T, L) of the positions from `depth` on, its rows aligned."""
@@ -111,17 +128,37 @@ class Passes:
         return (weight_RSH[..., None] * v).sum(1).flatten(1).to(w.dtype)
 
     def _run(self, token_QT: Tensor, cross: Cross, attend: Callable[[int, Tensor], Tensor]) -> Tensor:
-        """Go through the layers; `attend` gets a layer's number and normed input (R, M)."""
+        """Go through the layers; `attend` gets a layer's number and input (Q, T, M)."""
         w = self.weights
         x_QTM = F.embedding(token_QT, w.table)
         x_RM = x_QTM.view(-1, w.width)
+        few = self._few(len(x_RM))
         for number, (layer, kept) in enumerate(zip(w.layers, cross, strict=True)):
-            mixed = attend(number, self._norm(x_QTM, None).view(x_RM.shape))
-            x_RM.addmm_(mixed.reshape(len(x_RM), -1), layer.o.t())
+            mixed_RN = attend(number, x_QTM).reshape(len(x_RM), -1)
+            constant = kept if isinstance(kept, Tensor) else None
+            if few:
+                _kernels().product(mixed_RN, layer.o, onto_QTN=x_QTM, add_Q1N=constant)
+            else:
+                x_RM.addmm_(mixed_RN, layer.o.t())
             if not isinstance(kept, Tensor):
                 self._cross(x_QTM, layer, kept)
-            layer.feed.add_to(x_RM, self._norm(x_QTM, kept if isinstance(kept, Tensor) else None).view(x_RM.shape))
+            if few:
+                inner_RN = _kernels().product(x_RM, layer.feed.wi, norm=True, relu=True)
+                _kernels().product(inner_RN, layer.feed.wo, onto_QTN=x_QTM)
+            else:
+                layer.feed.add_to(x_RM, self._norm(x_QTM, constant).view(x_RM.shape))
         return self._norm(x_QTM, None)
+
+    def _few(self, rows: int) -> bool:
+        """Return whether products of so many rows take kernels of our own."""
+        return rows <= FEW_ROWS and self.fuses("all")
+
+    def _into(self, x_QTM: Tensor, weight_NM: Tensor, out_RN: Tensor | None) -> Tensor:
+        """Return the product of the normed stream (R, N), in `out_RN` where there is one."""
+        if self._few(len(x_QTM) * x_QTM.shape[1]):
+            product: Tensor = _kernels().product(x_QTM.flatten(0, 1), weight_NM, norm=True, out_RN=out_RN)
+            return product
+        return torch.mm(self._norm(x_QTM, None).flatten(0, 1), weight_NM.t(), out=out_RN)
 
     def _norm(self, x_QTM: Tensor, add_Q1M: Tensor | None) -> Tensor:
         """Add a constant of each query, in place, and return the norm."""

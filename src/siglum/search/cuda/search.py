@@ -51,12 +51,13 @@ class GraphSearch:
         tokens: int = 65_536,
         graphs: bool = True,
         fused: bool | None = None,
+        kernels: str = "all",
     ) -> None:
         """Copy trie, weights and codebooks to the device; `first` is the first level that carries a codeword.
 
         `plan` is for all batch sizes instead of the cheapest for each; `tokens` bounds how many the tail reads at
-        once; without `graphs` a GPU runs kernel by kernel too; `fused` takes attention and norms in Triton, by default
-        where a GPU has it and the heads fit.
+        once; without `graphs` a GPU runs kernel by kernel too; `fused` runs what `kernels` names (see `passes.KERNELS`)
+        in Triton, by default where a GPU has it and the heads fit.
         """
         _check(config)
         self.device = torch.device(check_device(str(device)))
@@ -67,7 +68,7 @@ class GraphSearch:
             raise SiglumError(f"fused search needs {against}; leave fused off.")
         fused = self.device.type == "cuda" and not against if fused is None else fused
         precise = dtype or (torch.bfloat16 if self.device.type == "cuda" else torch.float32)
-        self._passes = Passes(Weights(decoder, self.device, precise), fused=fused)
+        self._passes = Passes(Weights(decoder, self.device, precise), kernels=kernels if fused else "none")
         self._books = [book.detach().to(self.device, torch.float32) for book in codebooks]
         self._first, self._plan, self._tokens = first, plan, tokens
         self.engine = self._engine(None)

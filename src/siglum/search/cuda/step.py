@@ -24,11 +24,13 @@ class Beams(NamedTuple):
     path_QW: Tensor
     """Score of the path so far, float64."""
     token_QW: Tensor
-    """The last code, int64."""
-    past_QWS: Tensor
-    """Rows of the cache of the positions before the last code, int32."""
-    own_QW: Tensor
-    """Row of the cache of the last code, int32."""
+    """Row of the embedding table of the last code."""
+    line_QWS: Tensor
+    """Rows of the cache of all positions, that of the last code at the end; int32."""
+    first_QW: Tensor | None = None
+    """Where what lies below each node, and is asked for next, begins in its list in the trie, int32; kernels only."""
+    count_QW: Tensor | None = None
+    """How many there are, int32; kernels only."""
 
 
 class Candidates(NamedTuple):
@@ -52,14 +54,14 @@ class Geometry:
     def __init__(self, trie: DeviceTrie, codebooks: list[Tensor], omega: float, first: int) -> None:
         """Work out what every code of every row adds to |x̂|^2."""
         self.omega, self.first = omega, first
-        self.book_VD = torch.cat(codebooks[first:])
+        self.book_VD = 2 * omega * torch.cat(codebooks[first:])
         self.start = [sum(len(book) for book in codebooks[first:level]) for level in range(len(codebooks))]
         self.length_LN = trie.lengthen(codebooks, first)
         self.start_L = torch.tensor(self.start, device=self.book_VD.device)
 
     def begin(self, query_QD: Tensor) -> Tensor:
         """Return 2 omega <q, c> for all codewords (Q, sum of V)."""
-        return (2 * self.omega * query_QD) @ self.book_VD.t()
+        return query_QD @ self.book_VD.t()
 
     def add(self, step_QC: Tensor, dot_QV: Tensor, level: int, token_QC: Tensor, row_QC: Tensor) -> Tensor:
         """Add what a code adds at one level."""
@@ -133,16 +135,14 @@ def narrow(found: Candidates, path_QC: Tensor, width: int) -> tuple[Candidates, 
 class Leaves(NamedTuple):
     """Leaves under the live nodes of every query, laid end to end: those of one node together, in code order."""
 
-    owner_QC: Tensor
-    """The live node above."""
+    path_QC: Tensor
+    """Score of the live node above, minus infinity where there is no leaf; float64."""
     begins_QC: Tensor
     """Whether the leaf is the first of its node."""
     row_QC: Tensor
     """First row, int32."""
     end_QC: Tensor
     """End of the rows, int32."""
-    used_QC: Tensor
-    """Whether there is a leaf in this place."""
     over_Q: Tensor
     """Whether some leaves had no room."""
 
@@ -153,28 +153,26 @@ def leaf_bounds(trie: DeviceTrie, beams: Beams) -> tuple[Tensor, Tensor]:
     return bounds[0], (bounds[1] - bounds[0]) * (beams.path_QW != -torch.inf)
 
 
-def leaves(trie: DeviceTrie, beams: Beams, cap: int) -> Leaves:
-    """Return the leaves under live nodes, at most `cap` a query."""
+def leaves(trie: DeviceTrie, beams: Beams, cap: int) -> tuple[Leaves, Tensor]:
+    """Return the leaves under live nodes, at most `cap` a query, and the live node above each (Q, C)."""
     first_QW, count_QW = leaf_bounds(trie, beams)
     owner, offset, used = spread(count_QW, cap)
     leaf = (first_QW.gather(1, owner) + offset) * used
     row, end = take(trie.leaf_row_I, leaf), take(trie.leaf_row_I, leaf + 1)
-    return Leaves(owner, offset == 0, row, end, used, count_QW.sum(1) > cap)
+    path = beams.path_QW.gather(1, owner).masked_fill(~used, -torch.inf)
+    return Leaves(path, offset == 0, row, end, count_QW.sum(1) > cap), owner
 
 
-def replay(
-    trie: DeviceTrie, found: Leaves, path_QW: Tensor, step_QCT: Tensor, depth: int, beam: int, pruning: list[int]
-) -> Tensor:
+def replay(trie: DeviceTrie, found: Leaves, step_QCT: Tensor, depth: int, beam: int, pruning: list[int]) -> Tensor:
     """Return the full path scores of leaves (Q, C), minus infinity for those that a beam would have pruned.
 
     At every level in `pruning` the leaves of one node stand or fall together, by the score of the node's first leaf; a
     node stands if fewer than `beam` standing nodes beat it, the earlier in the list winning ties.
     """
-    path_QC = path_QW.gather(1, found.owner_QC)
-    score_QCT = path_QC[..., None] + step_QCT.double().cumsum(2)
+    score_QCT = found.path_QC[..., None] + step_QCT.double().cumsum(2)
     place_C = torch.arange(step_QCT.shape[1], device=step_QCT.device)
     shared_QC = take(trie.shared_N, found.row_QC)
-    stands_QC = found.used_QC
+    stands_QC = found.path_QC != -torch.inf
     for level in pruning:
         begins_QC = found.begins_QC | (shared_QC <= level)
         first_QC = torch.where(begins_QC, place_C, 0).cummax(1).values
@@ -200,3 +198,9 @@ def ranked(trie: DeviceTrie, lo_QC: Tensor, hi_QC: Tensor, score_QC: Tensor, k: 
     owner, offset, used = spread(count.int(), k)
     row_QK = torch.where(used, lo_QC.gather(1, owner) + offset, -1)
     return row_QK, torch.where(used, score_QC.gather(1, owner), -torch.inf)
+
+
+def pack(row_QK: Tensor, score_QK: Tensor, over_Q: Tensor | None) -> Tensor:
+    """Return rows, scores and whether the plan had too little room for a query, in one tensor (Q, 2 K + 1)."""
+    over_Q1 = torch.zeros_like(score_QK[:, :1]) if over_Q is None else over_Q[:, None].double()
+    return torch.cat([row_QK.double(), score_QK, over_Q1], 1)

@@ -92,9 +92,9 @@ class DeviceTrie:
         """First row of every leaf, and N; int32."""
         self.lone_leaves = len(self._leaf_starts) == len(self.rows)
         """Whether no two rows have equal codes."""
-        self._word_L = torch.tensor([place.word for place in self.places], device=device)
-        self._shift_L = torch.tensor([place.shift for place in self.places], dtype=torch.int32, device=device)
-        self._mask_L = torch.tensor([place.mask for place in self.places], dtype=torch.int32, device=device)
+        self.word_L = torch.tensor([place.word for place in self.places], device=device)
+        self.shift_L = torch.tensor([place.shift for place in self.places], dtype=torch.int32, device=device)
+        self.mask_L = torch.tensor([place.mask for place in self.places], dtype=torch.int32, device=device)
         self._generations: dict[int, Generation] = {}
 
     @property
@@ -142,8 +142,8 @@ class DeviceTrie:
 
     def codes(self, row: Tensor) -> Tensor:
         """Return all codes of rows of any shape (..., L), int64."""
-        words = self.words_NG.index_select(0, row.reshape(-1)).index_select(1, self._word_L)
-        return ((words >> self._shift_L) & self._mask_L).long().view(*row.shape, self.levels)
+        words = self.words_NG.index_select(0, row.reshape(-1)).index_select(1, self.word_L)
+        return ((words >> self.shift_L) & self.mask_L).long().view(*row.shape, self.levels)
 
     def lengthen(self, codebooks: list[Tensor], first: int) -> Tensor:
         """Return what every code adds to the squared length of its row's reconstruction, fp32 (L - first, N).

@@ -8,6 +8,7 @@ Shapes: Q queries, D query width, M d_model, H heads, K d_kv, S soft tokens, V c
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -70,16 +71,21 @@ class Weights:
             else:
                 self._source = copy.deepcopy(decoder).to(device).float().eval()
 
-    def cross(self, query_QD: Tensor) -> Cross:
-        """Return what cross-attention adds or reads, per layer."""
+    def cross(self, query_QD: Tensor, *, product: Callable[..., Tensor] | None = None) -> Cross:
+        """Return what cross-attention adds or reads, per layer; `product` is `kernels.product`, for few queries."""
         if not self.lone:
             kept = self._source.decoder.keep(self._source.encode(query_QD))
             return [(k.to(self.dtype), v.to(self.dtype)) for k, v in kept]
         x_QM = F.linear(query_QD, self._soft, self._soft_bias).to(self.dtype)
         for mix, feed in self._encoder:
-            x_QM.addmm_(norm(x_QM), mix.t())
-            feed.add_to(x_QM, norm(x_QM))
-        return list(F.linear(norm(x_QM), self._cross).view(len(x_QM), 1, len(self.layers), self.width).unbind(2))
+            if product is None:
+                x_QM.addmm_(norm(x_QM), mix.t())
+                feed.add_to(x_QM, norm(x_QM))
+            else:
+                x_QM = product(x_QM, mix, norm=True, add_Q1N=x_QM[:, None])
+                product(product(x_QM, feed.wi, norm=True, relu=True), feed.wo, onto_QTN=x_QM[:, None])
+        cross_QN = F.linear(norm(x_QM), self._cross) if product is None else product(x_QM, self._cross, norm=True)
+        return list(cross_QN.view(len(x_QM), 1, len(self.layers), self.width).unbind(2))
 
     def logits(self, hidden_GRM: Tensor, level: int) -> Tensor:
         """Return the logits (G, R, V) of G levels of one size, the first of them given, from normed hidden states.
