@@ -7,7 +7,7 @@ killed and resumed therefore ends in the same bits as one that was not, on CPU.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +32,21 @@ def seed_of(*parts: Any) -> int:
     return int(fingerprint(*parts), 16) >> 1
 
 
-def batches(num_rows: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Yield the rows in random order in batches of equal size; a short last batch is left out unless it is all."""
+def batches(
+    num_rows: int, size: int, generator: torch.Generator, device: str | torch.device = "cpu"
+) -> tuple[Tensor, ...]:
+    """Return the rows in random order in batches of equal size; a short last batch is left out unless it is all.
+
+    The order goes to the device as a whole: copying it batch by batch would make every step wait.
+    """
     order = torch.randperm(num_rows, generator=generator)
     size = min(size, num_rows)
-    for start in range(0, num_rows - size + 1, size):
-        yield order[start : start + size]
+    whole: tuple[Tensor, ...] = order[: num_rows // size * size].to(device).split(size)
+    return whole
 
 
 def num_batches(num_rows: int, size: int) -> int:
-    """Return how many batches `batches` yields."""
+    """Return how many batches `batches` returns."""
     return num_rows // min(size, num_rows)
 
 

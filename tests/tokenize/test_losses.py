@@ -80,7 +80,7 @@ def test_alignment_loss_is_the_mean_square_of_normalised_rows(num: int, dim: int
 @given(st.lists(st.lists(st.integers(0, 4), min_size=6, max_size=6), min_size=1, max_size=4))
 def test_the_first_of_every_prefix_is_marked(rows: list[list[int]]) -> None:
     wanted = [[value not in row[:place] for place, value in enumerate(row)] for row in rows]
-    assert first_of_prefix(torch.tensor(rows)).tolist() == wanted
+    assert first_of_prefix(torch.tensor(rows), 5).tolist() == wanted
 
 
 @given(

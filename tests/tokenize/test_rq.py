@@ -28,6 +28,16 @@ def data(number: int = 120, seed: int = 0) -> tuple[Tensor, Tensor]:
     return torch.nn.functional.normalize(rows, dim=-1), kinds
 
 
+def fit_step(
+    quantizer: ResidualQuantizer, residuals: list[Tensor], codes: Tensor, draw: torch.Generator
+) -> list[tuple[int, Tensor]]:
+    """Make one step and return (level, revived codes) of the levels that have some."""
+    picks = quantizer.draw_picks(len(codes), 1, draw)
+    revived = quantizer.fit_step([residual.detach() for residual in residuals], codes, picks)
+    assert int(picks.taken) == sum(int(dead.sum()) for dead in revived.values())
+    return [(level, dead.nonzero()[:, 0]) for level, dead in revived.items() if dead.any()]
+
+
 def quantizer_of(
     modality: ModalityCode = "metadata", vocab: tuple[int, ...] = (8, 12, 16), **options: Any
 ) -> ResidualQuantizer:
@@ -69,6 +79,21 @@ def test_reconstructions_are_sums_of_codewords() -> None:
         torch.testing.assert_close(quantizer.partial_sums(codes)[:, level], total)
     torch.testing.assert_close(quantizer.decode(codes), total)
     assert quantizer.codewords(codes).requires_grad
+
+
+def test_gradients_of_codewords_have_the_same_bits_on_any_number_of_threads() -> None:
+    quantizer = ResidualQuantizer(TokenizerConfig(vocab=(2, 2), modality="none"), 64)
+    codes = torch.randint(2, (8000, 2), generator=generator())
+    weight = torch.randn(8000, 2, 64, generator=generator(1))
+    threads, found = torch.get_num_threads(), []
+    try:
+        for number in (1, 2, 2):
+            torch.set_num_threads(number)
+            loss = (quantizer.codewords(codes) * weight).sum()
+            found.append(torch.autograd.grad(loss, list(quantizer.codebooks)))
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(one, other) for grads in found[1:] for one, other in zip(found[0], grads, strict=True))
 
 
 def test_more_levels_reconstruct_better() -> None:
@@ -115,7 +140,7 @@ def test_a_modality_without_vectors_does_no_harm() -> None:
     vectors = data()[0]
     quantizer.initialise(vectors, torch.ones(120), generator())
     codes, residuals = quantizer.assign(vectors, torch.ones(120))
-    quantizer.fit_step(residuals, codes, generator())
+    fit_step(quantizer, residuals, codes, generator())
     assert all(bool(book.isfinite().all()) for book in quantizer.codebooks)
     assert bool((codes[:, 0] == 1).all())
 
@@ -149,7 +174,7 @@ def test_a_modality_without_vector_stays_zero() -> None:
     codes, residuals = quantizer.assign(vectors, kinds)
     torch.testing.assert_close(residuals[1], vectors)
     quantizer.follow_gradient()
-    quantizer.fit_step([residual.detach() for residual in residuals], codes, generator())
+    fit_step(quantizer, residuals, codes, generator())
     assert float(quantizer.codebooks[0].abs().sum()) == 0
     assert not quantizer.codebooks[0].requires_grad
     assert torch.equal(codes[:, 0], kinds)
@@ -192,7 +217,7 @@ def train_steps(
     revived = []
     for step in range(steps):
         codes, residuals = quantizer.assign(vectors, kinds)
-        revived += quantizer.fit_step([residual.detach() for residual in residuals], codes, generator(step))
+        revived += fit_step(quantizer, residuals, codes, generator(step))
     return revived
 
 
@@ -222,7 +247,7 @@ def test_one_step_of_the_average_is_its_formula() -> None:
     vectors = data(30, 4)[0]
     codes, residuals = quantizer.assign(vectors)
     wanted = one_step_by_hand(quantizer, residuals[0], codes[:, 0], 0.7)
-    quantizer.fit_step(residuals, codes, generator())
+    fit_step(quantizer, residuals, codes, generator())
     torch.testing.assert_close(quantizer.codebooks[0].detach(), wanted)
 
 
@@ -245,7 +270,7 @@ def test_dead_codes_are_revived_at_residuals_of_the_batch_with_a_fresh_state(upd
         revived += train_steps(quantizer, vectors, None, 1)
     assert not any(5 in dead.tolist() for _, dead in revived), "its fair share has not passed ten yet"
     codes, residuals = quantizer.assign(vectors)
-    revived = quantizer.fit_step([residual.detach() for residual in residuals], codes, generator())
+    revived = fit_step(quantizer, residuals, codes, generator())
     assert 5 in revived[0][1].tolist()
     assert revived[0][0] == 0
     word, count, total = quantizer.codebooks[0][5].detach(), quantizer.count_0[5], quantizer.total_0[5]  # type: ignore[index]
@@ -266,7 +291,7 @@ def test_a_revived_code_stays_where_it_was_put_until_vectors_move_it() -> None:
     vectors, _ = data(16, 3)
     assert train_steps(quantizer, vectors, None, 1)[0][1].tolist() == [5]
     word = quantizer.codebooks[0][5].detach().clone()
-    quantizer.fit_step([torch.zeros(4, DIM)], torch.zeros(4, 1, dtype=torch.long), generator())
+    fit_step(quantizer, [torch.zeros(4, DIM)], torch.zeros(4, 1, dtype=torch.long), generator())
     torch.testing.assert_close(quantizer.codebooks[0][5].detach(), word, atol=1e-4, rtol=1e-4)
 
 
@@ -294,7 +319,7 @@ def test_with_small_batches_living_codes_are_not_taken_for_dead(absolute: bool) 
         code = torch.randint(size, (batch,), generator=draw)
         vectors = torch.eye(dim)[code]
         codes, residuals = quantizer.assign(vectors)
-        revived += sum(len(dead) for _, dead in quantizer.fit_step(residuals, codes, draw))
+        revived += sum(len(dead) for _, dead in fit_step(quantizer, residuals, codes, draw))
     if absolute:
         assert revived > 300 * size / 2, "the absolute rule takes the living for dead at almost every step"
     else:
@@ -314,7 +339,7 @@ def test_following_the_gradient_keeps_its_step_from_being_undone() -> None:
         if follow:
             quantizer.follow_gradient()
         # A batch that only code 0 sees: the average of the other codes has nothing to add.
-        quantizer.fit_step([torch.zeros(4, DIM)], torch.zeros(4, 1, dtype=torch.long), generator())
+        fit_step(quantizer, [torch.zeros(4, DIM)], torch.zeros(4, 1, dtype=torch.long), generator())
         moved.append((quantizer.codebooks[0] - before)[1:].detach())
     torch.testing.assert_close(moved[0], torch.full_like(moved[0], 0.5), atol=1e-3, rtol=0)
     torch.testing.assert_close(moved[1], torch.zeros_like(moved[1]), atol=1e-3, rtol=0)

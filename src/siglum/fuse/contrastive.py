@@ -41,7 +41,7 @@ def contrastive_loss(
     out = target_id_P[:, None] == all_id[None, :]
     if kind_P is not None:
         out |= kind_P[:, None] != dist.gather(kind_P)[None, :]
-    out[torch.arange(len(own), device=own.device), own] = False
+    out.scatter_(1, own[:, None], False)
     losses = []
     for ours, theirs in ((query_PD, all_x), (target_PD, all_q)):
         score = (ours @ theirs.T / temperature).masked_fill(out, -torch.inf)
@@ -183,8 +183,8 @@ class _Run:
             raise SiglumError("there are no training pairs: give queries of split train with positives.")
         self.fusion, self.config, self.seed, self.device = fusion, config, seed, device
         self.items, self.queries = DeviceFeatures(vectors.items, device), DeviceFeatures(vectors.queries, device)
-        self.pair_q = torch.as_tensor(vectors.pair_query).long()
-        self.pair_x = torch.as_tensor(vectors.pair_item).long()
+        self.pair_q = torch.as_tensor(vectors.pair_query).long().to(device)
+        self.pair_x = torch.as_tensor(vectors.pair_item).long().to(device)
         self.modality = torch.as_tensor(vectors.items.modality.astype(np.int64)).to(device)
         self.optimiser = adam([(fusion, 1.0, config.weight_decay)])
         self.steps = num_batches(len(self.pair_q), config.batch_size)
@@ -196,7 +196,7 @@ class _Run:
         self.fusion.train()
         generator = torch.Generator().manual_seed(seed_of(self.seed, "fusion", epoch))
         total = torch.zeros((), device=self.device)
-        work = batches(len(self.pair_q), config.batch_size, generator)
+        work = batches(len(self.pair_q), config.batch_size, generator, self.device)
         for step, rows in enumerate(progress(work, f"fusion: epoch {epoch + 1}/{config.epochs}", total=steps)):
             lr = cosine_lr(config.lr, 0.1, config.warmup, epoch * steps + step, config.epochs * steps)
             set_lr(self.optimiser, lr)
@@ -208,8 +208,8 @@ class _Run:
         return metrics
 
     def _step(self, rows: Tensor) -> Tensor:
-        query, target = self.fusion(*self.queries[self.pair_q[rows]]), self.fusion(*self.items[self.pair_x[rows]])
-        item = self.pair_x[rows].to(self.device)
+        item = self.pair_x[rows]
+        query, target = self.fusion(*self.queries[self.pair_q[rows]]), self.fusion(*self.items[item])
         kind = self.modality[item] if self.config.negatives == "modality" else None
         loss = contrastive_loss(
             query, target, item, self.config.temperature, kind_P=kind, smoothing=self.config.smoothing

@@ -130,8 +130,8 @@ class _Run:
             # <(u, 1), (x̂, -|x̂|^2 / 2)> ranks as the distance to x̂ does, which is what geometry ranks by.
             self.hat = torch.cat([hat, -hat.square().sum(-1, keepdim=True) / 2], -1)
         self.queries = DeviceFeatures(vectors.queries, device)
-        self.pair_q = torch.as_tensor(vectors.pair_query).long()
-        self.pair_x = torch.as_tensor(vectors.pair_item).long()
+        self.pair_q = torch.as_tensor(vectors.pair_query).long().to(device)
+        self.pair_x = torch.as_tensor(vectors.pair_item).long().to(device)
         self.steps = num_batches(len(self.pair_q), config.batch_size)
         self.apart = tokenizer.fusion.config.negatives == "modality"
 
@@ -145,7 +145,7 @@ class _Run:
         self.tower.train()
         generator = torch.Generator().manual_seed(seed_of(self.seed, "query", epoch))
         total = torch.zeros((), device=self.device)
-        work = batches(len(self.pair_q), self.config.batch_size, generator)
+        work = batches(len(self.pair_q), self.config.batch_size, generator, self.device)
         for step, rows in enumerate(progress(work, f"query: epoch {epoch + 1}/{self.config.epochs}", total=self.steps)):
             now, end = epoch * self.steps + step, self.config.epochs * self.steps
             set_lr(self.optimiser, cosine_lr(self.config.lr, 0.05, 0.05, now, end))
@@ -153,7 +153,7 @@ class _Run:
         return {"loss_cl": float(total) / self.steps}
 
     def _step(self, rows: Tensor) -> Tensor:
-        own = self.pair_x[rows].to(self.device)
+        own = self.pair_x[rows]
         answer = self.tower(*self.queries[self.pair_q[rows]])
         loss = contrastive_loss(
             torch.cat([answer, torch.ones_like(answer[:, :1])], -1),

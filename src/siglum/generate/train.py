@@ -34,13 +34,14 @@ def augment_queries(query_PD: Tensor, target_PD: Tensor, kind: str) -> Tensor:
     if kind == "off":
         return query_PD
     shape = query_PD.shape if kind == "per_dim_sqrt" else (len(query_PD), 1)
-    share = torch.distributions.Beta(2.0, 2.0).sample(shape).to(query_PD.device)
+    two = query_PD.new_full((), 2.0)  # drawn where the queries are; checking its arguments would wait for the device
+    share = torch.distributions.Beta(two, two, validate_args=False).sample(shape)
     if kind == "per_dim_sqrt":
         return F.normalize(share.sqrt() * query_PD + (1 - share).sqrt() * target_PD, dim=-1)
     return F.normalize(share * query_PD + (1 - share) * target_PD, dim=-1)
 
 
-def soft_code_targets(residual_PD: Tensor, codebook_VD: Tensor, temperature: float) -> Tensor:
+def soft_code_targets(residual_PD: Tensor, codebook_VD: Tensor, temperature: float | Tensor) -> Tensor:
     """Return softmax(-|r - c|^2 / T) over a level's codewords (P, V): neighbours of the true code share its weight."""
     distance = codebook_VD.square().sum(-1) - 2 * residual_PD @ codebook_VD.T
     return (-distance / temperature).softmax(-1)
@@ -134,11 +135,11 @@ class _Run:
         self.decoder.train()
         generator = torch.Generator().manual_seed(seed_of(self.seed, "decoder", epoch))
         total = torch.zeros((), device=self.device)
-        work = batches(len(self.pair_q), self.config.batch_size, generator)
+        work = batches(len(self.pair_q), self.config.batch_size, generator, self.device)
         for step, rows in enumerate(
             progress(work, f"decoder: epoch {epoch + 1}/{self.config.epochs}", total=self.steps)
         ):
-            total += self._step(rows.to(self.device), epoch * self.steps + step)
+            total += self._step(rows, epoch * self.steps + step)
         return {"loss": float(total) / self.steps, **self._validate()}
 
     def _step(self, rows: Tensor, step: int) -> Tensor:
@@ -165,9 +166,11 @@ class _Run:
         soft: list[Tensor | None] = [None] * self.quantizer.first
         for level in range(self.quantizer.first, codes_PT.shape[1]):
             residual = target_PD - partial[:, level - 1] if level else target_PD
-            # Deep levels of a small collection may code it without any error; T must stay above 0.
-            scale = max(1e-12, float(residual.square().sum(-1).mean())) if self.config.soft_relative else 1.0
-            soft.append(soft_code_targets(residual, self.quantizer.codebooks[level], self.config.soft_targets * scale))
+            temperature: float | Tensor = self.config.soft_targets
+            if self.config.soft_relative:
+                # Deep levels of a small collection may code it without any error; T must stay above 0.
+                temperature = temperature * residual.square().sum(-1).mean().double().clamp(min=1e-12)
+            soft.append(soft_code_targets(residual, self.quantizer.codebooks[level], temperature))
         return soft
 
     @torch.no_grad()
@@ -175,13 +178,13 @@ class _Run:
         if len(self.val_q) == 0:
             return {}
         self.decoder.eval()
-        losses, hits, count = torch.zeros(len(self.quantizer.sizes)), torch.zeros(len(self.quantizer.sizes)), 0
+        losses, hits = (torch.zeros(len(self.quantizer.sizes), device=self.device) for _ in range(2))
         for start in range(0, len(self.val_q), 1024):
             codes = self.codes[self.val_x[start : start + 1024]]
             for level, logits in enumerate(self.decoder(self.query[self.val_q[start : start + 1024]], codes)):
-                losses[level] += float(F.cross_entropy(logits, codes[:, level], reduction="sum"))
-                hits[level] += float((logits.argmax(-1) == codes[:, level]).sum())
-            count += len(codes)
+                losses[level] += F.cross_entropy(logits, codes[:, level], reduction="sum")
+                hits[level] += (logits.argmax(-1) == codes[:, level]).sum()
+        count = len(self.val_q)
         per_level = [round(value, 4) for value in (losses / count).tolist()]
         return {
             "val_loss": float(losses.mean() / count),

@@ -25,7 +25,8 @@ def residual_loss(residuals: list[Tensor], codeword_NTD: Tensor, first: int = 0)
 
 def codebook_loss(residuals: list[Tensor], codeword_NTD: Tensor) -> Tensor:
     """Pull each codeword to its (fixed) residuals, mean as in L_rq; takes the place of the EMA in mode `grad`."""
-    terms = [F.mse_loss(codeword_NTD[:, level], residual.detach()) for level, residual in enumerate(residuals)]
+    levels = zip(codeword_NTD.unbind(1), residuals, strict=True)
+    terms = [F.mse_loss(codeword_ND, residual_ND.detach()) for codeword_ND, residual_ND in levels]
     return torch.stack(terms).mean()
 
 
@@ -53,26 +54,25 @@ def candidates(teacher_QN: Tensor, positive_Q: Tensor, out_QN: Tensor, top_k: in
     return pick.gather(1, order)
 
 
-def first_of_prefix(prefix_QK: Tensor) -> Tensor:
-    """Mark the first candidate of every distinct prefix in each row: with rows sorted by score, the maximum.
+def first_of_prefix(prefix_QK: Tensor, number: int) -> Tensor:
+    """Mark the first candidate of every distinct prefix (0 to `number` - 1) in each row: sorted by score, the maximum.
 
-    >>> first_of_prefix(torch.tensor([[4, 7, 4, 7, 1]])).tolist()
+    >>> first_of_prefix(torch.tensor([[4, 7, 4, 7, 1]]), 8).tolist()
     [[True, True, False, False, True]]
     """
-    ordered, place = prefix_QK.sort(dim=1, stable=True)
-    fresh = torch.ones_like(ordered, dtype=torch.bool)
-    fresh[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-    return torch.zeros_like(fresh).scatter(1, place, fresh)
+    place_QK = torch.arange(prefix_QK.shape[1], dtype=torch.int32, device=prefix_QK.device).expand_as(prefix_QK)
+    first_QN = place_QK.new_full((len(prefix_QK), number), prefix_QK.shape[1])
+    return first_QN.scatter_reduce_(1, prefix_QK, place_QK, "amin").gather(1, prefix_QK) == place_QK
 
 
 def extend_prefixes(number_N: Tensor, code_N: Tensor) -> Tensor:
-    """Number the distinct prefixes that are one code longer; equal numbers mean equal prefixes (N,)."""
-    number: Tensor = torch.unique(number_N * (code_N.max() + 1) + code_N, return_inverse=True)[1]
-    return number
+    """Number the prefixes that are one code longer from 0 to N - 1; equal numbers mean equal prefixes (N,)."""
+    longer_N = number_N * (code_N.max() + 1) + code_N
+    return torch.searchsorted(longer_N.sort().values, longer_N)
 
 
 def prefix_numbers(codes_NT: Tensor, length: int) -> Tensor:
-    """Number the distinct prefixes of `length` tokens; equal numbers mean equal prefixes (N,)."""
+    """Number the prefixes of `length` tokens from 0 to N - 1; equal numbers mean equal prefixes (N,)."""
     number = torch.zeros(len(codes_NT), dtype=torch.long, device=codes_NT.device)
     for level in range(length):
         number = extend_prefixes(number, codes_NT[:, level])
@@ -80,10 +80,14 @@ def prefix_numbers(codes_NT: Tensor, length: int) -> Tensor:
 
 
 def listwise_kl(teacher_QK: Tensor, student_QK: Tensor, keep_QK: Tensor, temperature: float) -> Tensor:
-    """KL(teacher || student) of two softmaxes over the kept entries of each row, in fp32 log space (Q,)."""
-    log_t = (teacher_QK.float() / temperature).masked_fill(~keep_QK, -torch.inf).log_softmax(-1)
-    log_s = (student_QK.float() / temperature).masked_fill(~keep_QK, -torch.inf).log_softmax(-1)
-    gap = torch.where(keep_QK, log_t - log_s, torch.zeros_like(log_t))
+    """KL(teacher || student) of two softmaxes over the kept entries of each row, in fp32 log space (Q,).
+
+    Student and kept entries may be those of several levels (L, Q, K), which gives (L, Q).
+    """
+    out_QK = ~keep_QK
+    log_t = (teacher_QK.float() / temperature).masked_fill(out_QK, -torch.inf).log_softmax(-1)
+    log_s = (student_QK.float() / temperature).masked_fill(out_QK, -torch.inf).log_softmax(-1)
+    gap = (log_t - log_s).masked_fill(out_QK, 0.0)
     return (log_t.exp() * gap).sum(-1)
 
 
@@ -115,20 +119,15 @@ def prefix_ranking_loss(
         if config.rank_keep_positive:
             real |= pick == positive_Q[:, None]
     query = query_QD if config.rank_student_gradient else query_QD.detach()
-    losses = []
-    prefix, counts_N = prefix_numbers(codes_NT, first), ~repeat_N
-    counts_N[positive_Q] = True
-    for level in range(first, codes_NT.shape[1]):
-        partial = partial_NTD[:, level]
-        if config.rank_cosine:
-            partial = F.normalize(partial, dim=-1)
-        student = (query @ partial.T).gather(1, pick)
-        keep = real
+    students, kept = [], []
+    prefix = prefix_numbers(codes_NT, first)
+    for level, partial_ND in enumerate(partial_NTD.unbind(1)[first:], first):
+        against_ND = F.normalize(partial_ND, dim=-1) if config.rank_cosine else partial_ND
+        students.append((query @ against_ND.T).gather(1, pick))
         if config.rank_form == "prefixes":
             prefix = extend_prefixes(prefix, codes_NT[:, level])
-            own = prefix[counts_N]
-            if len(own.unique()) < len(own):  # else every item has a prefix of its own
-                keep = real & first_of_prefix(prefix[pick])
-        losses.append(listwise_kl(teacher, student, keep, config.temperature).mean())
-    loss = torch.stack(losses).mean()
+            kept.append(real & first_of_prefix(prefix[pick], len(prefix)))
+    keep = torch.stack(kept) if kept else real
+    # All levels at once: on a GPU many small operations cost more than what they compute.
+    loss = listwise_kl(teacher, torch.stack(students), keep, config.temperature).mean(1).mean()
     return loss * config.temperature**2 if config.rank_scale_tau2 else loss

@@ -5,12 +5,16 @@ Shapes: N vectors of D numbers; T tokens an item (modality first, where there is
 
 from __future__ import annotations
 
+import math
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from siglum import dist
 from siglum.config import TokenizerConfig
 from siglum.tokenize.kmeans import kmeans, nearest
+from siglum.tokenize.picks import Picks
 from siglum.types import SiglumError, one_of
 
 NUM_MODALITIES = 3
@@ -35,6 +39,9 @@ class ResidualQuantizer(nn.Module):
         self.dim = dim
         self.sizes: tuple[int, ...] = (() if config.modality == "none" else (NUM_MODALITIES,)) + tuple(config.vocab)
         learn = config.update != "ema"
+        self.register_buffer("offset_T", torch.tensor((0, *self.sizes[:-1])).cumsum(0), persistent=False)
+        self.offset_T: Tensor
+        """Where each level begins when the codes of all are counted in one row."""
         self.codebooks = nn.ParameterList(
             nn.Parameter(torch.zeros(size, dim), requires_grad=learn) for size in self.sizes
         )
@@ -104,7 +111,9 @@ class ResidualQuantizer(nn.Module):
 
     def codewords(self, codes_NT: Tensor) -> Tensor:
         """Return the chosen codewords (N, T, D), with gradient to the codebooks."""
-        return torch.stack([book[codes_NT[:, level]] for level, book in enumerate(self.codebooks)], 1)
+        # Not book[code]: on several threads the gradient of an index is summed in any order.
+        levels = zip(codes_NT.unbind(1), self.codebooks, strict=True)
+        return torch.stack([F.embedding(code_N, book) for code_N, book in levels], 1)
 
     def partial_sums(self, codes_NT: Tensor) -> Tensor:
         """Return the partial reconstructions x̂_l of every item (N, T, D)."""
@@ -175,52 +184,55 @@ class ResidualQuantizer(nn.Module):
         total = count.sum()
         return (count + EPSILON) / (total + len(count) * EPSILON) * total
 
+    def draw_picks(self, rows: int, steps: int, generator: torch.Generator) -> Picks:
+        """Draw what the revivals of so many steps on so many vectors may take."""
+        config, sizes = self.config, self.sizes[self.first :]
+        # By the fair share, a level of any size loses revive_below codes a vector, beside those that were idle before.
+        late = math.ceil(config.revive_below * rows * steps)
+        deaths = [size * steps if config.revive_absolute else size + late for size in sizes]
+        return Picks(rows, sum(deaths), generator, self.codebooks[0].device)
+
     @torch.no_grad()
-    def fit_step(
-        self, residuals: list[Tensor], codes_NT: Tensor, generator: torch.Generator
-    ) -> list[tuple[int, Tensor]]:
-        """One EMA step on the residuals of this batch, then revive dead codes; return (level, revived codes)."""
-        revived = []
-        for level in range(len(self.sizes)):
+    def fit_step(self, residuals: list[Tensor], codes_NT: Tensor, picks: Picks) -> dict[int, Tensor]:
+        """One EMA step on the residuals of this batch, then revive dead codes; return which ones (V,), by level.
+
+        No value leaves the device: whether any code is dead is never asked.
+        """
+        revived = {}
+        place = (codes_NT + self.offset_T).flatten()
+        used = residuals[0].new_zeros(sum(self.sizes)).index_add_(0, place, residuals[0].new_ones(len(place)))
+        for level, used_V in enumerate(dist.sum_over_processes(used).split(self.sizes)):
+            residual_ND, code_N = residuals[level], codes_NT[:, level]
             fixed = level == 0 and self.has_modality and not self.config.modality_vector
             if not fixed and self.config.update != "grad":
-                self._ema_step(level, residuals[level], codes_NT[:, level])
+                self._ema_step(level, residual_ND, code_N, used_V)
             if level >= self.first and self.config.revive_below > 0:
-                dead = self._revive(level, residuals[level], codes_NT[:, level], generator)
-                if len(dead):
-                    revived.append((level, dead))
+                revived[level] = self._revive(level, residual_ND, used_V, picks)
         return revived
 
-    def _ema_step(self, level: int, residual_ND: Tensor, code_N: Tensor) -> None:
-        size, decay = self.sizes[level], self.config.decay
-        count = dist.sum_over_processes(torch.bincount(code_N, minlength=size).float())
+    def _ema_step(self, level: int, residual_ND: Tensor, code_N: Tensor, used_V: Tensor) -> None:
+        decay = self.config.decay
         total = dist.sum_over_processes(torch.zeros_like(self._total(level)).index_add_(0, code_N, residual_ND))
-        self._count(level).mul_(decay).add_(count, alpha=1 - decay)
+        self._count(level).mul_(decay).add_(used_V, alpha=1 - decay)
         self._total(level).mul_(decay).add_(total, alpha=1 - decay)
         self.codebooks[level].copy_(self._total(level) / self._smoothed(level)[:, None])
 
-    def _revive(self, level: int, residual_ND: Tensor, code_N: Tensor, generator: torch.Generator) -> Tensor:
-        """Replace dead codes by random residuals of the batch and reset their EMA state.
+    def _revive(self, level: int, residual_ND: Tensor, used_V: Tensor, picks: Picks) -> Tensor:
+        """Replace dead codes by random residuals of the batch, reset their EMA state and return which they were (V,).
 
         A code is dead if it was not chosen once while its fair share came to 1 / revive_below choices. The rule
         counts vectors, not steps, so a small batch does not make living codes look dead. With `revive_absolute`
         a code is dead below that EMA count a step, as in GENIUS.
         """
-        size = self.sizes[level]
-        used = dist.sum_over_processes(torch.bincount(code_N, minlength=size).float())
-        idle = self._idle(level)
-        idle.add_(used.sum() / size).masked_fill_(used > 0, 0.0)
-        if self.config.revive_absolute:
-            dead = torch.nonzero(self._count(level) < self.config.revive_below)[:, 0]
-        else:
-            dead = torch.nonzero(idle > 1 / self.config.revive_below)[:, 0]
-        if len(dead) == 0:
-            return dead
-        pool = dist.gather(residual_ND.contiguous())
-        pick = torch.randint(len(pool), (len(dead),), generator=generator).to(pool.device)
-        fair = self._count(level).mean().clamp(min=EPSILON)
-        self.codebooks[level][dead] = pool[pick]
-        self._count(level)[dead] = fair
-        self._total(level)[dead] = pool[pick] * fair
-        idle[dead] = 0.0
-        return dead
+        count, total, idle = self._count(level), self._total(level), self._idle(level)
+        idle.add_(used_V.sum() / len(used_V)).masked_fill_(used_V > 0, 0.0)
+        below = self.config.revive_below
+        dead_V = count < below if self.config.revive_absolute else idle > 1 / below
+        fresh_VD = dist.gather(residual_ND.contiguous())[picks.take(dead_V)]
+        fair = count.mean().clamp(min=EPSILON)
+        book = self.codebooks[level]
+        book.copy_(torch.where(dead_V[:, None], fresh_VD, book))
+        count.copy_(torch.where(dead_V, fair, count))
+        total.copy_(torch.where(dead_V[:, None], fresh_VD * fair, total))
+        idle.masked_fill_(dead_V, 0.0)
+        return dead_V

@@ -23,5 +23,6 @@ def token_survival(
     for level in range(first, codes_QT.shape[1]):
         scores = query_QD @ codebooks[level].T
         own = scores.gather(1, codes_QT[:, level : level + 1])
-        shares.append(float(((scores > own).sum(1) < beam).double().mean()))
-    return shares
+        shares.append(((scores > own).sum(1) < beam).double().mean())
+    found: list[float] = torch.stack(shares).tolist()
+    return found

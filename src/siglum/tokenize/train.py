@@ -17,6 +17,7 @@ from siglum.fuse.modules import Fusion
 from siglum.log import Log, progress
 from siglum.loop import Metrics, adam, batches, cosine_lr, num_batches, seed_of, set_lr, train
 from siglum.tokenize.losses import alignment_loss, codebook_loss, prefix_ranking_loss, residual_loss, straight_through
+from siglum.tokenize.picks import Picks
 from siglum.tokenize.rq import ResidualQuantizer
 from siglum.tokenize.survival import token_survival
 from siglum.types import SiglumError, Vectors
@@ -89,9 +90,8 @@ def tokenizer_losses(
 
 def _first_places(target_id_N: Tensor) -> Tensor:
     """Return for every target where it stands first in the batch: a repeated target is one candidate, not two."""
-    number = torch.unique(target_id_N, return_inverse=True)[1]
-    place = torch.arange(len(number), device=number.device)
-    return torch.full_like(place, len(place)).scatter_reduce(0, number, place, "amin")[number]
+    ordered_N, place_N = target_id_N.sort(stable=True)
+    return place_N[torch.searchsorted(ordered_N, target_id_N)]
 
 
 def total_loss(losses: dict[str, Tensor], config: TokenizerConfig, ramp: float) -> Tensor:
@@ -147,12 +147,12 @@ class _Run:
             raise SiglumError(f"batch size {config.batch_size} does not divide by {dist.world()} processes.")
         self.fusion, self.config, self.seed, self.device = fusion, config, seed, device
         self.items, self.queries = DeviceFeatures(vectors.items, device), DeviceFeatures(vectors.queries, device)
-        self.pair_q = torch.as_tensor(vectors.pair_query).long()
-        self.pair_x = torch.as_tensor(vectors.pair_item).long()
+        self.pair_q = torch.as_tensor(vectors.pair_query).long().to(device)
+        self.pair_x = torch.as_tensor(vectors.pair_item).long().to(device)
         watched = vectors.first_pairs("val")
         if len(watched[0]) == 0:
             watched = vectors.pair_query, vectors.pair_item
-        self.watched = tuple(torch.as_tensor(rows[:WATCHED_PAIRS]).long() for rows in watched)
+        self.watched = tuple(torch.as_tensor(rows[:WATCHED_PAIRS]).long().to(device) for rows in watched)
         self.modality = torch.as_tensor(vectors.items.modality.astype(np.int64)).to(device)
         self.fixed: tuple[Tensor, Tensor] | None = None
         learns = config.train_fusion and any(True for _ in fusion.parameters())
@@ -193,23 +193,21 @@ class _Run:
         self.fusion.train(self.fixed is None)
         generator = torch.Generator().manual_seed(seed_of(self.seed, "tokenizer", epoch))
         sums: dict[str, Tensor] = {}
-        used = [torch.zeros(size, dtype=torch.bool, device=self.device) for size in self.quantizer.sizes]
-        revived = 0
-        work = batches(len(self.pair_q), self.config.batch_size, generator)
+        work = batches(len(self.pair_q), self.config.batch_size, generator, self.device)
+        picks = self._picks(generator)
+        used = torch.zeros(sum(self.quantizer.sizes), device=self.device)
         for step, rows in enumerate(
             progress(work, f"tokenizer: epoch {epoch + 1}/{self.config.epochs}", total=self.steps)
         ):
-            losses, codes, count = self._step(dist.share(rows), epoch * self.steps + step, generator)
-            revived += count
+            losses, codes = self._step(dist.share(rows), epoch * self.steps + step, picks)
             for name, value in losses.items():
                 sums[name] = sums.get(name, torch.zeros((), device=self.device)) + value.detach()
-            for level, seen in enumerate(used):
-                seen[codes[:, level]] = True
+            used.index_fill_(0, (codes + self.quantizer.offset_T).flatten(), 1.0)
         sums = {name: dist.sum_over_processes(value) / dist.world() for name, value in sums.items()}
-        used = [dist.sum_over_processes(seen.float()) > 0 for seen in used]
+        seen = (dist.sum_over_processes(used) > 0).float().split(self.quantizer.sizes)
         metrics: Metrics = {f"loss_{name}": float(value) / self.steps for name, value in sums.items()}
-        metrics["usage"] = [round(float(seen.float().mean()), 4) for seen in used]
-        metrics["revived"] = revived
+        metrics["usage"] = [round(float(level.mean()), 4) for level in seen]
+        metrics["revived"] = int(picks.taken)
         metrics["survival"] = self._survival()
         return metrics
 
@@ -221,15 +219,21 @@ class _Run:
         self.fusion.eval()
         query, item = self._vectors(query_rows, item_rows)
         self.fusion.train(was_training)
-        codes = self.quantizer.encode(item, self.modality[item_rows.to(self.device)])
+        codes = self.quantizer.encode(item, self.modality[item_rows])
         shares = token_survival(query, codes, list(self.quantizer.codebooks), WATCHED_BEAM, self.quantizer.first)
         return [round(share, 4) for share in shares]
 
-    def _step(self, rows: Tensor, step: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor, int]:
+    def _picks(self, generator: torch.Generator) -> Picks:
+        """Draw what an epoch's revivals may need."""
+        vectors_a_pair = 1 if self.config.statistics == "targets" else 2
+        rows = vectors_a_pair * min(self.config.batch_size, len(self.pair_q))
+        return self.quantizer.draw_picks(rows, self.steps, generator)
+
+    def _step(self, rows: Tensor, step: int, picks: Picks) -> tuple[dict[str, Tensor], Tensor]:
         config = self.config
         total_steps = config.epochs * self.steps
-        query, target = self._vectors(self.pair_q[rows], self.pair_x[rows])
-        target_id = self.pair_x[rows].to(self.device)
+        target_id = self.pair_x[rows]
+        query, target = self._vectors(self.pair_q[rows], target_id)
         losses, residuals, codes = tokenizer_losses(
             self.quantizer, query, target, target_id, self.modality[target_id], self.fusion.config
         )
@@ -244,15 +248,14 @@ class _Run:
         pairs = torch.arange(2 * len(query), device=self.device).view(2, -1).T
         keep = pairs[:, 1] if config.statistics == "targets" else pairs.flatten()
         self.quantizer.follow_gradient()
-        revived = self.quantizer.fit_step([r[keep].detach() for r in residuals], codes[keep], generator)
-        self._forget(revived)
-        return losses, codes, sum(len(dead) for _, dead in revived)
+        self._forget(self.quantizer.fit_step([r[keep].detach() for r in residuals], codes[keep], picks))
+        return losses, codes
 
-    def _forget(self, revived: list[tuple[int, Tensor]]) -> None:
+    def _forget(self, revived: dict[int, Tensor]) -> None:
         """Clear the optimiser's memory of revived codewords: it belongs to the dead ones."""
         if self.optimiser is None:
             return
-        for level, dead in revived:
+        for level, dead_V in revived.items():
             for slot in self.optimiser.state.get(self.quantizer.codebooks[level], {}).values():
                 if torch.is_tensor(slot) and slot.ndim == 2:
-                    slot[dead] = 0.0
+                    slot.masked_fill_(dead_V[:, None], 0.0)
