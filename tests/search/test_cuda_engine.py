@@ -18,6 +18,7 @@ from siglum.index import Index
 from siglum.index.trie import Allowed
 from siglum.search.beam import Ranking, search_items
 from siglum.search.cuda import Graphs, GraphSearch, Plan
+from siglum.search.cuda.engine import Found
 from siglum.search.cuda.plan import Shape
 from siglum.search.cuda.search import BUCKETS
 from siglum.search.cuda.step import spread
@@ -188,6 +189,35 @@ def test_a_plan_without_room_is_noticed_and_mended(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(engine.engine, "find", lambda query, plan, k: (plans.append(plan), whole(query, plan, k))[1])
     assert_same(engine.search(case.query, k=99), case.reference(config, 99))
     assert [plan.depth for plan in plans] == [1, len(SIZES)]
+
+
+def test_graphs_are_captured_before_a_query_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for graphs: what was captured at the first call serves every later one, late queries too."""
+    made: list[int] = []
+
+    class Stand:
+        def __init__(self, run, batch, width, device, memory) -> None:
+            made.append(batch)
+            self.run, self.batch = run, batch
+
+        def __call__(self, query: Tensor) -> Found:
+            assert len(query) <= self.batch
+            return self.run(query)
+
+    monkeypatch.setattr("siglum.search.cuda.search.Captured", Stand)
+    case, config = Case(3, "near", queries=20), SearchConfig(beam=12)
+    engine = case.engine(config, Plan(1, 8))
+    engine._graphs = True
+    wanted = case.reference(config, 99)
+    assert_same(engine.search(case.query, k=99), wanted)
+    assert sorted(made) == [1, 8, 32]
+    assert_same(engine.search(case.query, k=99), wanted)
+    assert_same(engine.search(case.query[:1], k=99), wanted[:1])
+    assert sorted(made) == [1, 1, 8, 32]
+    sure = case.engine(config, Plan(len(SIZES)))
+    sure._graphs = True
+    sure.search(case.query, k=99)
+    assert sorted(made) == [1, 1, 8, 32, 32]
 
 
 def test_a_sure_plan_never_overflows() -> None:

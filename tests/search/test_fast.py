@@ -245,6 +245,50 @@ def test_a_plan_runs_every_shared_position_once() -> None:
     assert branching.wanted_PT.tolist() == [[True, True], [True, True], [True, False], [False, False]]
 
 
+@given(seed=SEEDS, kind=POOLS, level=st.integers(0, 3), branching_only=st.booleans())
+def test_the_positions_of_a_plan_are_known_before_it(seed: int, kind: str, level: int, branching_only: bool) -> None:
+    codes = np.unique(pool_codes(kind, 40, SIZES, np.random.default_rng(seed)), axis=0)
+    parent = np.unique(codes[:, :level], axis=0, return_inverse=True)[1].ravel()
+    paths = Paths(level, np.zeros(len(codes), int), parent, codes, np.arange(len(codes)), np.arange(len(codes)) + 1)
+    plan = Plan.of(paths, branching_only=branching_only)
+    counts = paths.positions(branching_only=branching_only)
+    assert counts.tolist() == np.bincount(plan.path_U, minlength=len(codes)).tolist()
+    nodes = {tuple(code[:depth]) for code in codes for depth in range(level, len(SIZES))}
+    if branching_only:
+        leaves = {node: sum(tuple(code[: len(node)]) == node for code in codes) for node in nodes}
+        nodes = {node for node, number in leaves.items() if number > 1}
+    assert counts.sum() == len(nodes)
+
+
+@pytest.mark.parametrize("mode", ["exact", "renormalised"])
+def test_threads_stay_and_a_forked_process_gets_its_own(make_system, monkeypatch: pytest.MonkeyPatch, mode) -> None:
+    system = pooled(make_system, 5, "clustered")
+    engine = FastSearch(system.decoder, system.codebooks, system.index, SearchConfig(beam=9, mode=mode))
+    alone, threads = engine.search(system.query, k=20), torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        for _ in range(2):
+            for left, right in zip(engine.search(system.query, k=20), alone, strict=True):
+                assert_same(left, right)
+            assert torch.get_num_threads() == 2
+        kept = engine._workers()
+        assert engine._workers() is kept
+        monkeypatch.setattr("os.getpid", lambda: -1)
+        assert engine._workers() is not kept
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(("beam", "passes"), [(2, 2), (9, 1)])
+def test_the_first_two_steps_are_one_pass_unless_the_beam_prunes_between(make_system, beam: int, passes: int) -> None:
+    system = pooled(make_system, 2, "uniform")
+    engine = FastSearch(system.decoder, system.codebooks, system.index, SearchConfig(beam=beam), budget=1)
+    seen, run = [], engine._network.run
+    engine._network.run = lambda tokens, *rest: seen.append(len(tokens)) or run(tokens, *rest)
+    engine.search(system.query[:1], k=20)
+    assert seen[:passes] == ([4] if passes == 1 else [1, 2])
+
+
 def test_replay_prunes_a_prefix_whose_leaf_would_have_won() -> None:
     codes = np.array([[0, 0], [1, 0], [1, 1]])
     paths = Paths(0, np.zeros(3, int), np.zeros(3, int), codes, np.arange(3), np.arange(1, 4))

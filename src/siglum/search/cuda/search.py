@@ -28,6 +28,8 @@ from siglum.types import SiglumError
 
 BUCKETS = (1, 8, 32, 256, 1024)
 """Batch sizes that graphs are captured for; other batches are padded up or cut down to them."""
+LATE = 8
+"""Queries without room that are walked to the end together."""
 
 
 class GraphSearch:
@@ -130,7 +132,7 @@ class GraphSearch:
 
     def _walk(self, engine: Engine, query_QD: Tensor, k: int) -> Found:
         """Search level by level to the end, which every query has room for."""
-        parts = query_QD.split(BUCKETS[-1]) if len(query_QD) else ()
+        parts = query_QD.split(LATE) if len(query_QD) else ()
         plans = [engine.shape.walk(bucket(len(part))) for part in parts]
         return self._joined([self._find(engine, part, plan, k) for part, plan in zip(parts, plans, strict=True)], k)
 
@@ -142,13 +144,22 @@ class GraphSearch:
         """Search one batch."""
         if not self._graphs or engine is not self.engine:
             return engine.find(query_QD.to(self.device, torch.float32), plan, k)
-        key = (bucket(len(query_QD)), k, plan)
+        size = bucket(len(query_QD))
         with self._alone:  # graphs share memory
-            if key not in self._captured:
-                self._captured[key] = Captured(
-                    lambda query: engine.find(query, plan, k), key[0], self.width, self.device, self._memory
-                )
-            return self._captured[key](query_QD)
+            if (size, k, plan) not in self._captured:
+                self._capture(size, k, plan)
+                # A query without room must not wait for a capture of its own.
+                for late in () if plan.sure else {1, bucket(min(size, LATE))}:
+                    self._capture(late, k, engine.shape.walk(late))
+            return self._captured[size, k, plan](query_QD)
+
+    def _capture(self, size: int, k: int, plan: Plan) -> None:
+        """Capture a graph unless it is there."""
+        if (size, k, plan) not in self._captured:
+            find = self.engine.find
+            self._captured[size, k, plan] = Captured(
+                lambda query: find(query, plan, k), size, self.width, self.device, self._memory
+            )
 
     def _plan_of(self, engine: Engine, batch: int) -> Plan:
         size = bucket(batch)

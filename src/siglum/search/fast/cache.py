@@ -11,6 +11,9 @@ from torch import Tensor
 
 from siglum.search.fast.network import Network
 
+CHUNK = 256
+"""Rows that attend at a time, so that what they read stays in the cache of a core."""
+
 
 class Cache:
     """One table of keys and values a layer and position; `step` adds a position, `rest` reads many at once."""
@@ -20,13 +23,19 @@ class Cache:
         self.network = network
         self.tables: list[list[Tensor]] = [[] for _ in network.layers]
 
-    def step(self, layer: int, qkv_RI: Tensor, above: list[Tensor]) -> Tensor:
-        """Keep one more position of R prefixes and return what it reads (R, I); `above[t]` are rows at position t."""
+    def step(self, tables: list[Tensor], qkv_RI: Tensor, above: list[Tensor]) -> Tensor:
+        """Add one more position of R prefixes and return what it reads (R, I); `above[t]` are rows of `tables[t]`."""
+        pieces = zip(qkv_RI.split(CHUNK), *(rows.split(CHUNK) for rows in above), strict=True)
+        read = torch.cat([self._read(tables, piece_RI, rows) for piece_RI, *rows in pieces])
+        tables.append(qkv_RI[:, self.network.inner :])
+        return read
+
+    def _read(self, tables: list[Tensor], qkv_RI: Tensor, above: list[Tensor]) -> Tensor:
+        """Return what prefixes read by attention to those above them and to themselves (R, I)."""
         net, at, rows = self.network, len(above), len(qkv_RI)
         # Sums over single rows are too small for a matrix product, and faster in full precision than in half.
-        q_RI, own_RI = qkv_RI[:, : net.inner].float(), qkv_RI[:, net.inner :].float().contiguous()
-        kept_TRI = _gather(self.tables[layer], above, own_RI)
-        self.tables[layer].append(own_RI)
+        q_RI, own_RI = qkv_RI[:, : net.inner].float(), qkv_RI[:, net.inner :]
+        kept_TRI = _gather(tables, above, own_RI, torch.arange(rows, device=own_RI.device)[None]).float()
         score_TRH = (q_RI * kept_TRI[..., : net.inner]).view(at + 1, rows, net.heads, net.width).sum(-1)
         score_TRH += net.bias_HTT[:, at, : at + 1].T[:, None]
         weight_TRH1 = score_TRH.softmax(0)[..., None]
@@ -44,29 +53,27 @@ class Cache:
         """
         net, at = self.network, len(above)
         paths, length = place_PT.shape
-        whole = qkv_UI if len(qkv_UI) == paths * length else qkv_UI.index_select(0, place_PT.flatten())
-        whole = whole.view(paths, length, 3, net.heads, net.width)
-        q, kv = whole[:, :, 0], whole[:, :, 1:]
-        if at:
-            past = _gather(self.tables[layer], above).view(at, paths, 2, net.heads, net.width)
-            kv = torch.cat((past.transpose(0, 1).to(kv.dtype), kv), 1)
-        score = (q.transpose(1, 2) @ kv[:, :, 0].permute(0, 2, 3, 1)).float()
+        q_UI, own_UI = qkv_UI[:, : net.inner], qkv_UI[:, net.inner :]
+        if len(qkv_UI) < paths * length:
+            q_UI = q_UI.index_select(0, place_PT.flatten())
+        q_PHTK = q_UI.reshape(paths, length, net.heads, net.width).transpose(1, 2).contiguous()
+        kept_SPI = _gather(self.tables[layer], above, own_UI, place_PT.T)
+        kept = kept_SPI.view(at + length, paths, 2, net.heads, net.width).permute(2, 1, 3, 0, 4)
+        k_PHSK, v_PHSK = kept[0].contiguous(), kept[1]  # strided keys would cost more than their copy
+        score = (q_PHTK @ k_PHSK.transpose(2, 3)).float()
         score += net.bias_HTT[:, at : at + length, : at + length]
-        read = score.softmax(-1).to(net.dtype) @ kv[:, :, 1].transpose(1, 2)
-        flat = read.transpose(1, 2).reshape(paths * length, net.inner)
+        flat = (score.softmax(-1).to(net.dtype) @ v_PHSK).transpose(1, 2).reshape(paths * length, net.inner)
         return flat if len(qkv_UI) == len(flat) else flat.index_select(0, taken_U)
 
 
-def _gather(tables: list[Tensor], above: list[Tensor], own: Tensor | None = None) -> Tensor:
-    """Return the rows above of every position, and their own last where given (T, R, I)."""
-    like = tables[0] if own is None else own
-    rows = len(above[0]) if own is None else len(own)
-    kept_TRI = like.new_empty(len(above) + (own is not None), rows, like.shape[1])
-    for place, (table, chosen) in enumerate(zip(tables, above, strict=False)):
+def _gather(tables: list[Tensor], above: list[Tensor], own: Tensor, place_TR: Tensor) -> Tensor:
+    """Return the rows above of every position, then those at these places among their own (T, R, I)."""
+    more, rows = place_TR.shape
+    kept_TRI = own.new_empty(len(above) + more, rows, own.shape[1])
+    for at, (table, chosen) in enumerate(zip(tables, above, strict=False)):
         # Not `table[chosen]`: on a CPU that takes several times as long.
-        torch.index_select(table, 0, chosen, out=kept_TRI[place])
-    if own is not None:
-        kept_TRI[-1] = own
+        torch.index_select(table, 0, chosen, out=kept_TRI[at])
+    torch.index_select(own, 0, place_TR.reshape(-1), out=kept_TRI[len(above) :].flatten(0, 1))
     return kept_TRI
 
 

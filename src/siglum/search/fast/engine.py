@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -61,10 +62,14 @@ class FastSearch:
         against = reason_against(config, decoder)
         if against is not None:
             raise SiglumError(f"the fast engine does not go with {against}; use search.engine reference or auto.")
+        # glibc gives large blocks back when they are freed, and new pages are dear; a block of this size, once freed,
+        # makes it keep up to twice as much.
+        torch.empty(31 << 20, dtype=torch.uint8)
         self.index, self.config, self._budget = index, config, budget
         self._decoder, self._network = decoder, None if decoder is None else Network(decoder, config.precision)
         self._geometry = Geometry(codebooks, first) if codebooks else None
         self._scan: Scan | None = None
+        self._pool: tuple[int, ThreadPoolExecutor] | None = None
 
     def with_(self, index: Index, config: SearchConfig) -> FastSearch:
         """Return an engine over another index or with another configuration of the same precision; weights stay."""
@@ -105,10 +110,15 @@ class FastSearch:
                 return self._beams(piece_QD, k, allowed)
 
         try:
-            with ThreadPoolExecutor(len(pieces)) as pool:
-                return list(zip(pieces, pool.map(answer, pieces), strict=True))
+            return list(zip(pieces, self._workers().map(answer, pieces), strict=True))
         finally:
             torch.set_num_threads(threads)
+
+    def _workers(self) -> ThreadPoolExecutor:
+        """Return threads that stay, since oneDNN prepares its products in every new one; a forked process has none."""
+        if self._pool is None or self._pool[0] != os.getpid():
+            self._pool = os.getpid(), ThreadPoolExecutor()
+        return self._pool[1]
 
     def _beams(self, query_QD: Tensor, k: int, allowed: Allowed | None) -> Beams:
         """Return the leaves that the mode finds, with their scores."""

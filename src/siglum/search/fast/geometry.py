@@ -14,7 +14,7 @@ from torch import Tensor
 
 DENSE_SHARE = 16
 """One row by a whole table costs about as much as this part of the table looked up entry by entry."""
-CHUNK = 512
+CHUNK = 256
 """Pairs looked up at a time: memory for many more would be asked of the system and given back at every call."""
 
 

@@ -38,6 +38,11 @@ def activation_type(precision: str) -> torch.dtype:
     return torch.bfloat16 if precision == "bf16" else torch.float32
 
 
+def attention_type(precision: str) -> torch.dtype:
+    """Return the type that attention reads queries, keys and values in; int8 has no attention of its own."""
+    return torch.float32 if precision == "fp32" else torch.bfloat16
+
+
 def build_linear(weight_NK: Tensor, precision: str) -> Linear:
     """Return the map by `weight_NK`."""
     return RowInt8(weight_NK) if precision == "int8" else Packed(weight_NK.to(activation_type(precision)))
@@ -93,7 +98,7 @@ class RowInt8:
     """
 
     def __init__(self, weight_NK: Tensor, *, relu: bool = False, positive: bool = False) -> None:
-        """Quantise and lay out the weights; `positive` says that inputs are never negative."""
+        """Quantise and lay out the weights; `positive`: inputs are never negative and may be overwritten."""
         if weight_NK.device.type != "cpu" or not hasattr(torch.ops.onednn, "qlinear_pointwise"):
             raise SiglumError("precision int8 needs a CPU and a torch built with oneDNN; use bf16 or fp32.")
         self.scale_N = (weight_NK.abs().amax(1).clamp(min=1e-20) / 127).contiguous()
@@ -109,13 +114,10 @@ class RowInt8:
 
     def product(self, x_RK: Tensor) -> tuple[Tensor, Tensor]:
         """Return the products (R, N) up to a scale of each row, and the scales (R, 1)."""
-        top_R1 = x_RK.amax(-1, keepdim=True)
-        if not self.positive:
-            top_R1 = torch.maximum(top_R1, -x_RK.amin(-1, keepdim=True))
+        x_RK = x_RK.float()
+        top_R1 = (x_RK if self.positive else x_RK.abs()).amax(-1, keepdim=True)
         own_R1 = top_R1.clamp_(min=1e-20).div_(255 if self.positive else 127)
-        level_RK = x_RK * own_R1.reciprocal()
-        if self.positive:
-            level_RK -= 128
+        level_RK = x_RK.mul_(own_R1.reciprocal()).sub_(128) if self.positive else x_RK * own_R1.reciprocal()
         # Only unsigned inputs have fast kernels, and only signed numbers are converted fast: the bit between them.
         byte_RK = level_RK.round_().to(torch.int8).view(torch.uint8).bitwise_xor_(128)
         y_RN: Tensor = torch.ops.onednn.qlinear_pointwise(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from siglum.generate.decoder import CodeDecoder
 from siglum.generate.t5 import Block
-from siglum.search.fast.linear import Linear, activation_type, build_feed_forward, build_linear, inverse_rms
+from siglum.search.fast.linear import Linear, attention_type, build_feed_forward, build_linear, inverse_rms
 from siglum.search.fast.reader import Memory, Reader
 from siglum.types import SiglumError
 
@@ -45,7 +45,7 @@ class Network:
         if decoder.training:
             raise SiglumError("the fast engine needs evaluation mode; call eval() on the decoder first.")
         config = decoder.config
-        self.decoder, self.precision, self.dtype = decoder, precision, activation_type(precision)
+        self.decoder, self.precision, self.dtype = decoder, precision, attention_type(precision)
         self.heads, self.width, self.inner = config.heads, config.d_kv, config.heads * config.d_kv
         self.sizes, self.constant = decoder.sizes, config.soft_tokens == 1
         self.first_L = np.concatenate([[1], 1 + np.cumsum(decoder.sizes)[:-1]]).astype(np.int64)
@@ -65,7 +65,7 @@ class Network:
         self.bias_HTT = stack.position_bias(length).detach().float()
         self.output_TM = (self.embedding_TM * stack.final_norm.scale * decoder.scale).detach()
         self.output = [
-            build_linear(self.output_TM[first : first + size], "int8" if self.precision == "int8" else "fp32")
+            build_linear(self.output_TM[first : first + size], self.precision)
             for first, size in zip(self.first_L.tolist(), self.sizes, strict=True)
         ]
 
@@ -95,6 +95,12 @@ class Network:
                 x_RM += self._cross(layer, x_RM, query_R, memory.kept[number])
             x_RM += layer.feed(x_RM, inverse_rms(x_RM))
         return x_RM.mul_(inverse_rms(x_RM))
+
+    def log_total(self, hidden_RM: Tensor, level: int) -> Tensor:
+        """Return the logarithm of the sum of exp(logit) over all codes of a level (R,)."""
+        logits_RV = self.output[level](hidden_RM)
+        # Twice as fast as `logsumexp`, whose intermediate results go through memory.
+        return logits_RV[:, 0].float() - logits_RV.log_softmax(-1, dtype=torch.float32)[:, 0]
 
     def _cross(self, layer: Layer, x_RM: Tensor, query_R: Tensor, kept: tuple[Tensor, Tensor]) -> Tensor:
         """Attend to several soft tokens, one query after the other."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from siglum.generate.decoder import CodeDecoder
 from siglum.generate.t5 import Attention, Block
-from siglum.search.fast.linear import activation_type, build_feed_forward, build_linear, inverse_rms
+from siglum.search.fast.linear import attention_type, build_feed_forward, build_linear, inverse_rms
 
 
 @dataclass(slots=True)
@@ -29,9 +29,9 @@ class Reader:
     """The encoder, folded where there is one soft token."""
 
     def __init__(self, decoder: CodeDecoder, precision: str) -> None:
-        """Fold the weights; int8 queries would lose too much at the start, so they are read in bf16."""
+        """Fold the weights; in full precision always, since what is lost here is lost to every score of a query."""
         self.decoder, self.constant = decoder, decoder.config.soft_tokens == 1
-        self.dtype = activation_type(precision)
+        self.dtype = attention_type(precision)
         if not self.constant:
             return
         precision = "fp32"

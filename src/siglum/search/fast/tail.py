@@ -45,6 +45,18 @@ class Paths:
         shared[1:] = np.where(self.parent[1:] == self.parent[:-1], np.cumprod(same_PL, 1).sum(1), -1)
         return shared
 
+    def last_branch(self) -> np.ndarray:
+        """Return the deepest level at which each path parts from another one of its prefix, -1 where none does (P,)."""
+        shared_P = self.shared()
+        last: np.ndarray = np.maximum(shared_P, np.append(shared_P[1:], -1))
+        return last
+
+    def positions(self, *, branching_only: bool) -> np.ndarray:
+        """Return how many positions a plan runs for each path, those it shares with the path before left out (P,)."""
+        last_P = self.last_branch() if branching_only else self.codes_PL.shape[1] - 1
+        counts: np.ndarray = np.maximum(last_P - np.maximum(self.shared(), self.level - 1), 0)
+        return counts
+
 
 @dataclass(slots=True)
 class Plan:
@@ -65,7 +77,7 @@ class Plan:
         levels, start = paths.codes_PL.shape[1], paths.level
         shared_P = paths.shared()
         after_P = np.append(shared_P[1:], -1)
-        last_P = np.maximum(shared_P, after_P) if branching_only else np.full(len(paths), levels - 1)
+        last_P = paths.last_branch() if branching_only else np.full(len(paths), levels - 1)
         level_T = np.arange(start, max(int(last_P.max(initial=start - 1)) + 1, start))
         run_PT = level_T <= last_P[:, None]
         fresh_PT = run_PT & (level_T > shared_P[:, None])

@@ -21,11 +21,17 @@ from siglum.search.fast.network import Network
 from siglum.search.fast.tail import Paths, Plan, replay
 from siglum.types import SiglumError
 
-TAIL_ROWS = 1000
+AHEAD = 4
+"""Children of the empty prefix that are run together with it."""
+
+TAIL_ROWS = 2000
 """Positions run together at the end; more would only take memory."""
 
 SLACK = 1.05
 """How many times the positions of a search level by level all leaves at once may take: larger products are worth it."""
+
+SPARE = 8
+"""Positions of a query that cost about as much as one more pass, which reads all weights again."""
 
 
 @dataclass(slots=True)
@@ -47,6 +53,17 @@ class Live:
         return Live(beams, residual_RD, self.token_R[keep], [rows[keep] for rows in self.above])
 
 
+@dataclass(slots=True)
+class Position:
+    """Prefixes of one length that are run together, by query."""
+
+    tokens: np.ndarray
+    """The token that each reads."""
+    query: np.ndarray
+    above: list[np.ndarray]
+    """Row of every shorter prefix among the prefixes of that length."""
+
+
 class Walk:
     """The search of one batch; `run` returns the surviving leaves."""
 
@@ -66,6 +83,8 @@ class Walk:
         self.network, self.geometry, self.index, self.beam = network, geometry, index, beam
         self.omega, self.budget, self.renormalise, self.allowed = omega, budget, renormalise, allowed
         self.cache = Cache(network)
+        self.ahead: Tensor | None = None
+        """Hidden states of the live prefixes, where they have been run with the step before."""
 
     @torch.no_grad()
     def run(self, query_QD: Tensor) -> Beams:
@@ -74,7 +93,8 @@ class Walk:
         found = [live.part(np.zeros(0, np.int64)).beams]
         tails: list[tuple[Live, Paths]] = []
         for level in range(self.index.levels):
-            live = self._collapse(live, level, tails)
+            if self.ahead is None:
+                live = self._collapse(live, level, tails)
             if not len(live.beams.query):
                 break
             live = self._step(live, level)
@@ -125,25 +145,32 @@ class Walk:
 
     def _pays(self, paths: Paths) -> np.ndarray:
         """Return for which queries scoring all leaves at once runs hardly more positions than pruning on the way."""
-        # Renormalised, what is left to run is little, and most of it below prefixes that pruning would take away.
-        most = self.budget or (self.beam if self.renormalise else None)
-        if most is not None:
-            return np.bincount(paths.query, minlength=self.queries) <= most
-        shared_P, (pruned_Q, whole_Q) = paths.shared(), np.zeros((2, self.queries), np.int64)
+        if self.budget is not None:
+            return np.bincount(paths.query, minlength=self.queries) <= self.budget
+        shared_P, runs_P = paths.shared(), paths.positions(branching_only=self.renormalise)
+        whole_Q = np.bincount(paths.query, runs_P, self.queries)
+        if self.renormalise:  # what is left to run is little, and most of it below prefixes that pruning takes away
+            head_P = (shared_P < paths.level) & (runs_P > 0)
+            return whole_Q <= np.bincount(paths.query[head_P], minlength=self.queries) + SPARE
+        pruned_Q = np.zeros(self.queries, np.int64)
         for level in range(paths.level, self.index.levels):
             prefixes_Q = np.bincount(paths.query[shared_P < level], minlength=self.queries)
             pruned_Q += np.minimum(prefixes_Q, self.beam)
-            whole_Q += prefixes_Q
         return whole_Q <= SLACK * pruned_Q
 
     def _step(self, live: Live, level: int) -> Live:
         """Score all children of the live prefixes and keep each query's best."""
         beams = live.beams
         kids = self.index.children(beams.lo, beams.hi, level, self.allowed)
-        rows = self._unfinished(beams) if self.renormalise else np.arange(len(beams.query))
+        rows = self._unfinished(beams, kids) if self.renormalise and self.ahead is None else np.arange(len(beams.query))
         slot = np.zeros(len(beams.query), np.int64)
         slot[rows] = np.arange(len(rows))
-        hidden_RM = self._decode(live, rows, level)
+        if self.ahead is not None:
+            hidden_RM, self.ahead = self.ahead, None
+        elif level == 0 and self.index.levels > 1 and 0 < len(kids.token) <= min(AHEAD, self.beam) * self.queries:
+            hidden_RM, self.ahead = self._open(kids)
+        else:
+            hidden_RM = self._decode(live, rows, level)
         gained = self._spoken(hidden_RM, slot, kids, level)
         parent, token = as_rows(kids.parent, self.device), as_rows(kids.token, self.device)
         if self.geometry is not None:
@@ -160,30 +187,55 @@ class Walk:
         fresh = Beams(query[keep], kids.lo[keep], kids.hi[keep], score[keep])
         return Live(fresh, residual_RD, kids.token[keep].astype(np.int64), above)
 
-    def _unfinished(self, beams: Beams) -> np.ndarray:
+    def _unfinished(self, beams: Beams, kids: Children) -> np.ndarray:
         """Return the rows with more than one leaf below them; what follows the others is forced."""
-        many = np.flatnonzero(beams.hi - beams.lo > 1)
-        differ = (self.index.codes(beams.lo[many]) != self.index.codes(beams.hi[many] - 1)).any(1)
-        unfinished: np.ndarray = many[differ]
-        return unfinished
+        count = np.bincount(kids.parent, minlength=len(beams.query))
+        # Only of a lone child with several items is it not known whether these are one leaf.
+        unsure = np.flatnonzero((count == 1) & (beams.hi - beams.lo > 1))
+        differ = (self.index.codes(beams.lo[unsure]) != self.index.codes(beams.hi[unsure] - 1)).any(1)
+        count[unsure[differ]] = 2
+        return np.flatnonzero(count > 1)
+
+    def _open(self, kids: Children) -> tuple[Tensor, Tensor]:
+        """Run the empty prefixes and their few children in one pass and return the hidden states of both."""
+        root = Position(np.full(self.queries, START), np.arange(self.queries), [])
+        first = Position(self.network.first_L[0] + kids.token, kids.parent, [kids.parent])
+        root_QM, first_CM = self._run([root, first], keep=True)
+        return root_QM, first_CM
 
     def _decode(self, live: Live, rows: np.ndarray, level: int) -> Tensor:
         """Run one position of these rows and return their hidden states (R, M)."""
         tokens = self.network.first_L[level - 1] + live.token_R[rows] if level else np.full(len(rows), START)
-        above = [as_rows(column[rows], self.device) for column in live.above]
-        return self.network.run(
-            as_rows(tokens, self.device),
-            as_rows(live.beams.query[rows], self.device),
-            self.memory,
-            lambda layer, qkv: self.cache.step(layer, qkv, above),
+        above = [column[rows] for column in live.above]
+        return self._run([Position(tokens, live.beams.query[rows], above)], keep=True)[0]
+
+    def _run(self, positions: list[Position], *, keep: bool) -> list[Tensor]:
+        """Run prefixes and longer ones that go on from them in one pass; `keep` adds them to the cache."""
+        query = np.concatenate([position.query for position in positions])
+        order = np.argsort(query, kind="stable")
+        to, back = as_rows(order, self.device), as_rows(np.argsort(order), self.device)
+        above = [[as_rows(rows, self.device) for rows in position.above] for position in positions]
+        sizes = [len(position.query) for position in positions]
+
+        def attend(layer: int, qkv_RI: Tensor) -> Tensor:
+            tables = self.cache.tables[layer][: len(above[0])]
+            pieces = qkv_RI.index_select(0, back).split(sizes) if len(sizes) > 1 else [qkv_RI]
+            read = [self.cache.step(tables, *pair) for pair in zip(pieces, above, strict=True)]
+            if keep:
+                self.cache.tables[layer] = tables
+            return torch.cat(read).index_select(0, to) if len(sizes) > 1 else read[0]
+
+        tokens = np.concatenate([position.tokens for position in positions])[order]
+        hidden_RM = self.network.run(
+            as_rows(tokens, self.device), as_rows(query[order], self.device), self.memory, attend
         )
+        return list(hidden_RM.index_select(0, back).split(sizes))
 
     def _spoken(self, hidden_RM: Tensor, slot: np.ndarray, kids: Children, level: int) -> np.ndarray:
         """Return the log-probabilities of the candidates, float64 (C,)."""
         if not self.renormalise:
             row, token = as_rows(slot[kids.parent], self.device), as_rows(kids.token, self.device)
-            logits = self.network.output[level](hidden_RM)
-            return (logits[row, token] - logits.logsumexp(-1)[row]).double().cpu().numpy()
+            return self._log_p(hidden_RM, row, token, level).double().cpu().numpy()
         count = np.bincount(kids.parent, minlength=len(slot))
         several = np.flatnonzero(count[kids.parent] > 1)
         parent = kids.parent[several]
@@ -191,13 +243,20 @@ class Walk:
         spoken[several] = self._among(hidden_RM, slot[parent], kids.token[several], level, parent)
         return spoken
 
+    def _log_p(self, hidden_RM: Tensor, row_C: Tensor, token_C: Tensor, level: int) -> Tensor:
+        """Return log-probabilities among all codes of a level (C,)."""
+        return self._logit(hidden_RM, row_C, token_C, level) - self.network.log_total(hidden_RM, level)[row_C]
+
+    def _logit(self, hidden_RM: Tensor, row_C: Tensor, token_C: Tensor, level: int) -> Tensor:
+        """Return logits of single codes in full precision, whatever that of the network (C,)."""
+        first = self.network.first_L[level]
+        return pairwise(hidden_RM, self.network.output_TM[first : first + self.network.sizes[level]], row_C, token_C)
+
     def _among(self, hidden: Tensor, row: np.ndarray, token: np.ndarray, level: int, group: np.ndarray) -> np.ndarray:
         """Return log-probabilities among the candidates of each group, which come together, float64 (C,)."""
         if not len(row):
             return np.zeros(0)
-        first = self.network.first_L[level]
-        table_VM = self.network.output_TM[first : first + self.network.sizes[level]]
-        logit = pairwise(hidden, table_VM, as_rows(row, self.device), as_rows(token, self.device))
+        logit = self._logit(hidden, as_rows(row, self.device), as_rows(token, self.device), level)
         logit_C = logit.double().cpu().numpy()
         starts = np.flatnonzero(np.append(True, group[1:] != group[:-1]))
         total: np.ndarray = np.logaddexp.reduceat(logit_C, starts)
@@ -206,45 +265,48 @@ class Walk:
 
     def _finish(self, live: Live, paths: Paths) -> Beams:
         """Score the rest of the paths, a few queries at a time, and prune as a beam search would have."""
-        length = self.index.levels - paths.level
-        spoken_PT = np.zeros((len(paths), length))
-        bounds = np.searchsorted(paths.query, np.arange(self.queries + 1))
-        start = 0
-        for query in range(self.queries):
-            full = (bounds[query + 1] - bounds[start]) * length >= TAIL_ROWS
-            if full or query == self.queries - 1:
-                span = slice(bounds[start], bounds[query + 1])
-                if span.stop > span.start:
-                    spoken_PT[span] = self._speak(live, paths.part(span))
-                start = query + 1
+        spoken_PT = np.zeros((len(paths), self.index.levels - paths.level))
+        runs_P = paths.positions(branching_only=self.renormalise)
+        # Prefixes with a single leaf have nothing to run where forced codes are free.
+        running = np.flatnonzero(paths.last_branch() >= paths.level) if self.renormalise else np.arange(len(paths))
+        piece_Q = np.cumsum(np.bincount(paths.query, runs_P, self.queries)) // TAIL_ROWS
+        for part in np.split(running, 1 + np.flatnonzero(np.diff(piece_Q[paths.query[running]]))):
+            if len(part):
+                spoken_PT[part] = self._speak(live, paths.part(part))
         base = live.beams.score[paths.parent]
         codes_PT = as_rows(paths.codes_PL[:, paths.level :], self.device)
         residual_PD = live.residual_RD.index_select(0, as_rows(paths.parent, self.device))
         crowded = np.bincount(paths.query, minlength=self.queries).max() > self.beam
+        keep = np.ones(len(paths), bool)
         if crowded:
+            # Beyond the last branch nothing is pruned.
+            depth = int(paths.last_branch().max()) + 1 - paths.level
+            score_PT = spoken_PT[:, :depth]
             if self.geometry is not None:
-                near_PT = self.geometry.gains(residual_PD, codes_PT, paths.level)
-                spoken_PT += self.omega * near_PT.double().cpu().numpy()
-            score_PT = base[:, None] + spoken_PT.cumsum(1)
+                near_PT = self.geometry.gains(residual_PD, codes_PT[:, :depth], paths.level)
+                score_PT = score_PT + self.omega * near_PT.double().cpu().numpy()
+            score_PT = base[:, None] + score_PT.cumsum(1)
             _check(score_PT)
             keep = replay(paths, score_PT, self.beam, self.queries)
-            return Beams(paths.query[keep], paths.lo[keep], paths.hi[keep], score_PT[keep, -1])
         score = base + spoken_PT.sum(1)
         if self.geometry is not None:
             near_P = self.geometry.total(residual_PD, codes_PT, paths.level)
             score += self.omega * near_P.double().cpu().numpy()
         _check(score)
-        return Beams(paths.query, paths.lo, paths.hi, score)
+        return Beams(*(column[keep] for column in (paths.query, paths.lo, paths.hi, score)))
 
     def _speak(self, live: Live, paths: Paths) -> np.ndarray:
         """Return the log-probability of every code from `paths.level` on, by one teacher-forced pass (P, T)."""
         plan = Plan.of(paths, branching_only=self.renormalise)
         spoken_PT = np.zeros((len(paths), self.index.levels - paths.level))
-        if not len(plan.path_U):
-            return spoken_PT
         before_U = plan.level_U - 1
         code_U = paths.codes_PL[plan.path_U, before_U]
         tokens = np.where(before_U < 0, START, self.network.first_L[before_U] + code_U)
+        if self.renormalise:
+            spoken_PT[:, : plan.place_PT.shape[1]] = self._branch_scores(
+                self._sparse(live, paths, plan, tokens), paths, plan
+            )
+            return spoken_PT
         above = [as_rows(column[paths.parent], self.device) for column in live.above]
         place_PT = as_rows(plan.place_PT, self.device)
         taken_U = as_rows(plan.path_U * plan.place_PT.shape[1] + plan.level_U - paths.level, self.device)
@@ -254,9 +316,20 @@ class Walk:
             self.memory,
             lambda layer, qkv: self.cache.rest(layer, qkv, above, place_PT, taken_U),
         )
-        score = self._branch_scores if self.renormalise else self._level_scores
-        spoken_PT[:, : plan.place_PT.shape[1]] = score(hidden_UM, paths, plan)
-        return spoken_PT
+        return self._level_scores(hidden_UM, paths, plan)
+
+    def _sparse(self, live: Live, paths: Paths, plan: Plan, token_U: np.ndarray) -> Tensor:
+        """Run the few positions of a plan, of which hardly any path has the same number (U, M)."""
+        order = np.argsort(plan.level_U, kind="stable")
+        bounds = np.flatnonzero(np.diff(plan.level_U[order])) + 1
+        number_U, positions = np.empty_like(order), []
+        for column, rows in enumerate(np.split(order, bounds)):
+            number_U[rows] = np.arange(len(rows))
+            path = plan.path_U[rows]
+            above = [kept[paths.parent[path]] for kept in live.above]
+            above += [number_U[plan.place_PT[path, earlier]] for earlier in range(column)]
+            positions.append(Position(token_U[rows], paths.query[path], above))
+        return torch.cat(self._run(positions, keep=False)).index_select(0, as_rows(np.argsort(order), self.device))
 
     def _level_scores(self, hidden_UM: Tensor, paths: Paths, plan: Plan) -> np.ndarray:
         order = np.argsort(plan.level_U, kind="stable")
@@ -267,10 +340,9 @@ class Walk:
         columns = []
         for column, (start, end) in enumerate(zip(ends, ends[1:], strict=False)):
             level = paths.level + column
-            logits = self.network.output[level](hidden_UM[start:end])
             row = as_rows(number[plan.place_PT[:, column]] - start, self.device)
             token = as_rows(paths.codes_PL[:, level], self.device)
-            columns.append(logits[row, token] - logits.logsumexp(-1)[row])
+            columns.append(self._log_p(hidden_UM[start:end], row, token, level))
         return torch.stack(columns, 1).double().cpu().numpy()
 
     def _branch_scores(self, hidden_UM: Tensor, paths: Paths, plan: Plan) -> np.ndarray:
