@@ -244,17 +244,18 @@ def main() -> None:
     random = options.data == "random"
     vectors = random_vectors(options.items, options.dim) if random else load_vectors(Path(options.data))[0]
     config, device = recipe("pro", options.scale), options.device
+    machine = torch.cuda.get_device_name() if device.startswith("cuda") else f"{torch.get_num_threads()} CPU threads"
+    settings = {name: str(value) for name, value in vars(options).items()} | {"pairs": len(vectors.pair_query)}
+    facts = {"machine": machine, "torch": torch.__version__, "rounds": ROUNDS, "settings": settings}
     rows, overhead, tokenizer = time_tokenizer(vectors, config, options.seconds, device)
-    sizes = [int(size) for size in options.batches.split(",")]
-    rows += time_decoder(vectors, tokenizer, config.decoder, sizes, options.seconds, device)
+    for size in map(int, options.batches.split(",")):  # what was measured is kept if the next batch does not end
+        write_json(options.out, {**facts, "rows": rows, "distillation": {**overhead, "paper": PAPER}})
+        rows += time_decoder(vectors, tokenizer, config.decoder, [size], options.seconds, device)
     for fusion, found in overhead.items():
         found["of_all"] = overhead_of_all(rows, config, fusion)
         span = f"{100 * found['low']:+.1f} to {100 * found['high']:+.1f}"
         whole = ", ".join(f"{100 * share:+.2f} % ({name} decoder)" for name, share in found["of_all"].items())
         print(f"distillation, fusion {fusion}: {100 * found['of_step']:+.1f} % of a step ({span}); of all: {whole}")
-    machine = torch.cuda.get_device_name() if device.startswith("cuda") else f"{torch.get_num_threads()} CPU threads"
-    settings = {name: str(value) for name, value in vars(options).items()} | {"pairs": len(vectors.pair_query)}
-    facts = {"machine": machine, "torch": torch.__version__, "rounds": ROUNDS, "settings": settings}
     write_json(options.out, {**facts, "rows": rows, "distillation": {**overhead, "paper": PAPER}})
     print(json.dumps(facts))
 
