@@ -20,8 +20,8 @@ from torch import Tensor
 from siglum.config import RunConfig
 from siglum.generate.decoder import CodeDecoder
 from siglum.index import Index
-from siglum.search.beam import search_items
-from siglum.search.scorers import build_scorer
+from siglum.search.cuda import GraphSearch
+from siglum.search.fast import FastSearch
 from siglum.tokenize.rq import NUM_MODALITIES
 
 K = 10
@@ -80,14 +80,18 @@ def random_pool(config: RunConfig, items: int, queries: int, device: str) -> Poo
 
 
 def generative(pool: Pool, scorer: str) -> Search:
-    """Return trie-constrained beam search with the recipe's beam, by decoder alone or fused with geometry."""
-    config = replace(pool.config.search, scorer=scorer, prior=0.0, lookahead=False)  # type: ignore[arg-type]
-    own = build_scorer(config, pool.codebooks, pool.decoder, pool.first)
+    """Return trie-constrained beam search with the recipe's beam, by decoder alone or fused with geometry, in fp32.
 
-    def search(query_QD: Tensor) -> Any:
-        return search_items(own, pool.index, query_QD, beam=config.beam, k=K, batch_size=len(query_QD))
-
-    return search
+    It is the engine that users get: the fast one on a CPU, graphs of static shapes on a GPU.
+    """
+    config = replace(pool.config.search, scorer=scorer, prior=0.0, lookahead=False, batch_size=len(pool.query_QD))  # type: ignore[arg-type]
+    device = pool.query_QD.device
+    if device.type == "cuda":
+        parts = (pool.decoder, pool.codebooks, pool.index, config, pool.first, str(device))
+        graphs = GraphSearch(*parts, dtype=torch.float32)
+        return lambda query_QD: graphs.search(query_QD, k=K)
+    engine = FastSearch(pool.decoder, pool.codebooks, pool.index, config, pool.first)
+    return lambda query_QD: engine.search(query_QD, k=K)
 
 
 def dense(pool: Pool, kind: torch.dtype) -> Search:
