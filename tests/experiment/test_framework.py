@@ -188,7 +188,12 @@ def test_units_that_train_the_same_are_not_begun_together() -> None:
     other = replace(config, seed=1)
     decoder = replace(config, search=replace(config.search, scorer="decoder"), recipe="pd_vs")
     work = [Work("main", Unit(name, 0, one)) for name, one in (("a", config), ("b", decoder), ("c", other))]
-    assert [piece.unit.name for piece in running._order(work)] == ["a", "c", "b"]
+    assert [piece.unit.name for piece in running._order(work, 1)] == ["a", "c", "b"]
+    many = [
+        *work[:2],
+        *(Work("x", Unit(str(seed), seed, replace(work[0].unit.config, seed=seed))) for seed in range(5, 11)),
+    ]
+    assert [piece.unit.name for piece in running._order(many, 2)] == ["a", "5", "6", "7", "b", "8", "9", "10"]
 
 
 def test_names() -> None:

@@ -144,7 +144,7 @@ def _measure_all(setting: Setting, todo: list[Work], jobs: int, limit: float, sa
     errors: dict[tuple[str, str], str] = {}
     start = perf_counter()
     setting.vectors()  # made once here, found by every process
-    together, alone = _order([w for w in todo if not w.unit.alone]), [w for w in todo if w.unit.alone]
+    together, alone = _order([w for w in todo if not w.unit.alone], jobs), [w for w in todo if w.unit.alone]
     number = 0
     for group, side_by_side in ((together, jobs), (alone, 1)):
         for work, error in _each(setting, group, side_by_side, limit, start):
@@ -156,15 +156,19 @@ def _measure_all(setting: Setting, todo: list[Work], jobs: int, limit: float, sa
     return errors
 
 
-def _order(work: list[Work]) -> list[Work]:
-    """Put units that train the same behind each other's firsts, so that processes seldom wait for one training."""
-    seen: dict[str, int] = {}
+def _order(work: list[Work], jobs: int) -> list[Work]:
+    """Put units that share a training two rounds of `jobs` apart, so that processes seldom wait for one another.
+
+    Not further, so that a time limit cuts whole trainings rather than the last units of all of them.
+    """
+    first: dict[str, int] = {}
+    shared: dict[str, int] = {}
     ranked = []
     for piece in work:
         config = piece.unit.config
         key = fingerprint(as_dict(replace(config, recipe="", search=type(config.search)())), piece.unit.options)
-        seen[key] = seen.get(key, -1) + 1
-        ranked.append((seen[key], piece))
+        shared[key] = shared.get(key, -1) + 1
+        ranked.append((first.setdefault(key, len(first)) + 2 * jobs * shared[key], piece))
     return [piece for _, piece in sorted(ranked, key=lambda pair: pair[0])]
 
 
