@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from siglum.config import RunConfig
+from siglum.config import RunConfig, SearchConfig
 from siglum.generate.decoder import CodeDecoder
 from siglum.index import Index
 from siglum.search.cuda import GraphSearch
@@ -80,11 +80,12 @@ def random_pool(config: RunConfig, items: int, queries: int, device: str) -> Poo
 
 
 def generative(pool: Pool, scorer: str) -> Search:
-    """Return trie-constrained beam search with the recipe's beam, by decoder alone or fused with geometry, in fp32.
+    """Return trie-constrained beam search by decoder alone or fused with geometry: the paper's score, in fp32.
 
-    It is the engine that users get: the fast one on a CPU, graphs of static shapes on a GPU.
+    Beam and omega are the recipe's. The engine is the fast one on a CPU and graphs of static shapes on a GPU.
     """
-    config = replace(pool.config.search, scorer=scorer, prior=0.0, lookahead=False, batch_size=len(pool.query_QD))  # type: ignore[arg-type]
+    plain = SearchConfig(scorer=scorer, beam=pool.config.search.beam, omega=pool.config.search.omega)  # type: ignore[arg-type]
+    config = replace(plain, batch_size=len(pool.query_QD))
     device = pool.query_QD.device
     if device.type == "cuda":
         parts = (pool.decoder, pool.codebooks, pool.index, config, pool.first, str(device))

@@ -164,6 +164,7 @@ class Retriever:
             raise SiglumError(
                 "this index keeps no vectors to order items of a leaf by; index with kept vectors or use order pool."
             )
+        query_QD = query_QD.to(self.device)
         allowed = None if within is None else self.index.allow(within)
         item_ND = self.item_ND if config.leaf_order == "dense" else None
         parts = (config, self.decoder, self.tokenizer.codebooks(), self.index, self._first)

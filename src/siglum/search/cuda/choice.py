@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -43,18 +43,12 @@ class Graphs:
             raise SiglumError("int8 is arithmetic of the CPU; on a GPU use search.precision bf16.")
         if config.engine == "reference" or decoder is None or reason_against(config) is not None or not len(index):
             return None
-        tensors = [*codebooks, *decoder.parameters()]
-        made_of = (
-            config,
-            id(decoder),
-            id(index),
-            first,
-            device,
-            graphs,
-            *((t.data_ptr(), t._version) for t in tensors),
-        )
-        if self.last is None or self.last.index is not index or made_of != self._made_of:
-            precise = PRECISIONS[config.precision]
+        config = replace(config, batch_size=SearchConfig().batch_size)  # batches have sizes of their own here
+        marks = ((tensor.data_ptr(), tensor._version) for tensor in (*codebooks, *decoder.parameters()))
+        made_of = (config, decoder, first, device, graphs, *marks)
+        engine = self.last
+        if engine is None or engine.index is not index or made_of != self._made_of:
             parts = (decoder, list(codebooks), index, config, first, device)
-            self.last, self._made_of = GraphSearch(*parts, dtype=precise, graphs=graphs), made_of
-        return self.last
+            engine = GraphSearch(*parts, dtype=PRECISIONS[config.precision], graphs=graphs)
+            self.last, self._made_of = engine, made_of
+        return engine  # not `self.last`, which another thread may have changed by now

@@ -5,6 +5,8 @@ Shapes: Q queries, D numbers a vector, K results.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from threading import Lock
 
@@ -85,7 +87,8 @@ class GraphSearch:
 
     def learn(self, query_QD: Tensor) -> None:
         """Choose plans by a few typical queries instead of by the trie alone; only speed changes."""
-        self.engine.learn(query_QD.to(self.device, torch.float32))
+        with self._hold():
+            self.engine.learn(query_QD.to(self.device, torch.float32))
 
     @torch.no_grad()
     def search(self, query_QD: Tensor, *, k: int, allowed: Allowed | None = None) -> list[Ranking]:
@@ -93,11 +96,12 @@ class GraphSearch:
         if allowed is not None and not allowed.rows.any():
             nothing = np.zeros(0, np.int64)
             return [Ranking(nothing, nothing, np.zeros(0)) for _ in range(len(query_QD))]
-        engine = self.engine if allowed is None else self._filtered(allowed)
-        found = Found(self._run(engine, query_QD, k).packed_QF.cpu())
-        late = found.over_Q.nonzero()[:, 0]
-        if len(late):
-            found.packed_QF[late] = self._walk(engine, query_QD[late.to(query_QD.device)], k).packed_QF.cpu()
+        with self._hold():
+            engine = self.engine if allowed is None else self._filtered(allowed)
+            found = Found(self._run(engine, query_QD, k).packed_QF.cpu())
+            late = found.over_Q.nonzero()[:, 0]
+            if len(late):
+                found.packed_QF[late] = self._walk(engine, query_QD[late.to(query_QD.device)], k).packed_QF.cpu()
         row_QK, score_QK = found.row_QK.numpy(), found.score_QK.numpy()
         if np.isnan(score_QK).any():
             raise SiglumError("a score is not a number: the query vectors or the model's weights contain NaN.")
@@ -114,12 +118,20 @@ class GraphSearch:
         The host waits for nothing, except that it asks once, at the end, whether a query was over its plan; with
         plans that are sure it does not ask.
         """
-        found = self._run(self.engine, query_QD, k)
-        if not all(self.plan(len(part)).sure for part in query_QD.split(BUCKETS[-1])):
-            late = found.over_Q.nonzero()[:, 0]
-            if len(late):
-                found.packed_QF[late] = self._walk(self.engine, query_QD[late.to(query_QD.device)], k).packed_QF
+        with self._hold():
+            found = self._run(self.engine, query_QD, k)
+            if not all(self.plan(len(part)).sure for part in query_QD.split(BUCKETS[-1])):
+                late = found.over_Q.nonzero()[:, 0]
+                if len(late):
+                    found.packed_QF[late] = self._walk(self.engine, query_QD[late.to(query_QD.device)], k).packed_QF
         return found.row_QK, found.score_QK
+
+    @contextmanager
+    def _hold(self) -> Iterator[None]:
+        """Let one thread search at a time, since graphs share memory and a capture bears no work beside it."""
+        own = torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+        with self._alone, own:
+            yield
 
     def _run(self, engine: Engine, query_QD: Tensor, k: int) -> Found:
         """Search batch by batch, each by its own plan."""
@@ -145,13 +157,12 @@ class GraphSearch:
         if not self._graphs or engine is not self.engine:
             return engine.find(query_QD.to(self.device, torch.float32), plan, k)
         size = bucket(len(query_QD))
-        with self._alone:  # graphs share memory
-            if (size, k, plan) not in self._captured:
-                self._capture(size, k, plan)
-                # A query without room must not wait for a capture of its own.
-                for late in () if plan.sure else {1, bucket(min(size, LATE))}:
-                    self._capture(late, k, engine.shape.walk(late))
-            return self._captured[size, k, plan](query_QD)
+        if (size, k, plan) not in self._captured:
+            self._capture(size, k, plan)
+            # A query without room must not wait for a capture of its own.
+            for late in () if plan.sure else {1, bucket(min(size, LATE))}:
+                self._capture(late, k, engine.shape.walk(late))
+        return self._captured[size, k, plan](query_QD)
 
     def _capture(self, size: int, k: int, plan: Plan) -> None:
         """Capture a graph unless it is there."""

@@ -40,11 +40,13 @@ class Engines:
         # Training in place changes a tensor's version, loading another model its address; writing through `.data`
         # changes neither and must not be done to a model that searches.
         made_of = (id(decoder), config.precision, first, *((t.data_ptr(), t._version) for t in tensors))
-        if self.last is None or made_of != self._made_of:
-            self.last, self._made_of = FastSearch(decoder, codebooks, index, config, first), made_of
-        elif self.last.index is not index or self.last.config != config:
-            self.last = self.last.with_(index, config)
-        return self.last
+        engine = self.last
+        if engine is None or made_of != self._made_of:
+            engine = FastSearch(decoder, codebooks, index, config, first)
+        elif engine.index is not index or engine.config != config:
+            engine = engine.with_(index, config)
+        self.last, self._made_of = engine, made_of
+        return engine  # not `self.last`, which another thread may have changed by now
 
 
 def described(scorer: Scorer, config: SearchConfig) -> tuple[SearchConfig, CodeDecoder, Sequence[Tensor], int] | None:
