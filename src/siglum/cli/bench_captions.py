@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from siglum.cli.common import say
+from siglum.cli.common import say, write_document
 from siglum.types import SiglumError
 
 
@@ -51,7 +51,6 @@ def run(command: Command) -> dict[str, Any]:
     from siglum.bench.table import markdown, read_parts, summarise_ranks
     from siglum.data.captions import read_captions
     from siglum.device import check_device
-    from siglum.files import write_json, write_text
     from siglum.types import one_of
 
     names = [name.strip() for name in (",".join(UNITS) if command.units == "all" else command.units).split(",")]
@@ -80,9 +79,5 @@ def run(command: Command) -> dict[str, Any]:
         "missing": missing,
     }
     document = summarise_ranks(ranks, told, facts)
-    write_json(command.out, document)
-    table = markdown(document)
-    write_text(command.out.with_suffix(".md"), table)
-    say(table)
-    say(f"written to {command.out} and {command.out.with_suffix('.md')}")
+    write_document(command.out, document, markdown(document))
     return document

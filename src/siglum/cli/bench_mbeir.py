@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from siglum.cli.common import override, say
+from siglum.cli.common import override, say, write_document
 from siglum.device import check_device
 from siglum.types import SiglumError
 
@@ -77,7 +77,6 @@ def run(command: Command) -> dict[str, Any]:
     """Make every stage that is not there yet, measure, and write the table."""
     from siglum.cli.mbeir_table import build_report, markdown
     from siglum.data.vectors import load_vectors
-    from siglum.files import write_json, write_text
     from siglum.pipeline import RunFolder
     from siglum.recipes import recipe
 
@@ -113,11 +112,7 @@ def run(command: Command) -> dict[str, Any]:
         "settings": list(command.set),
     }
     report = build_report(facts, reading, vectors.of_split("test"), results)
-    table = markdown(report)
-    write_json(command.out, report)
-    write_text(command.out.with_suffix(".md"), table)
-    say(table)
-    say(f"written to {command.out} and {command.out.with_suffix('.md')}")
+    write_document(command.out, report, markdown(report))
     return report
 
 

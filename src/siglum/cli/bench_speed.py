@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from siglum.cli.common import say
+from siglum.cli.common import say, write_document
 from siglum.types import SiglumError
 
 
@@ -58,7 +58,6 @@ def run(command: Command) -> dict[str, Any]:
     from siglum.bench.speed import Settings, run_speed
     from siglum.bench.speed_table import make_notes, make_rows, markdown, spread_of
     from siglum.experiment.machine import describe_machine
-    from siglum.files import write_json, write_text
 
     settings = read_settings(command)
     before = os.getloadavg()[0]
@@ -75,11 +74,7 @@ def run(command: Command) -> dict[str, Any]:
         "spread_between_rounds": round(spread_of(parts), 4),
         "settings": {f.name: getattr(settings, f.name) for f in fields(Settings) if f.name != "work"},
     }
-    write_json(command.out, document)
-    table = markdown(document)
-    write_text(command.out.with_suffix(".md"), table)
-    say(table)
-    say(f"written to {command.out} and {command.out.with_suffix('.md')}")
+    write_document(command.out, document, markdown(document))
     return document
 
 

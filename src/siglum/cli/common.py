@@ -54,6 +54,16 @@ def say(text: str = "") -> None:
     sys.stderr.write(f"{clear}{text}\n")
 
 
+def write_document(out: Path, document: dict[str, Any], table: str) -> None:
+    """Write a benchmark's document, its table beside it (.md), and show the table."""
+    from siglum.files import write_json, write_text
+
+    write_json(out, document)
+    write_text(out.with_suffix(".md"), table)
+    say(table)
+    say(f"written to {out} and {out.with_suffix('.md')}")
+
+
 class ConsoleProgress:
     """One line on a terminal, rewritten in place; elsewhere a line every ten seconds."""
 

@@ -1,4 +1,4 @@
-# ruff: noqa: ANN001, ANN202
+# ruff: noqa: ANN001
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-def, no-untyped-call"
 """Triton kernels of the tail: lay out the leaves of a beam with all that their pass reads, then prune and rank them.
 
@@ -7,6 +7,8 @@ Shapes: Q queries, W live nodes, C leaves, T levels of the tail, d levels before
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -126,12 +128,12 @@ def _unfold(
 
 
 @compiled
-def _later(left, right):
+def _later(left, right) -> Any:
     return tl.maximum(left, right)
 
 
 @compiled
-def _beaten(score, weight, i, rank, ranks, leaves, ROWS: tl.constexpr, BC: tl.constexpr, BJ: tl.constexpr):
+def _beaten(score, weight, i, rank, ranks, leaves, ROWS: tl.constexpr, BC: tl.constexpr, BJ: tl.constexpr) -> Any:
     """Sum the weights of what beats each place: by score, then by the lower rank (a place's number, or its row)."""
     total = i * 0
     for at in range(0, BC, BJ):

@@ -1,4 +1,4 @@
-# ruff: noqa: ANN001, ANN201
+# ruff: noqa: ANN001
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-def, no-untyped-call"
 """Triton kernels of one level of a beam: score all children of live nodes, and keep the best as the next beam.
 
@@ -8,7 +8,7 @@ Shapes: Q queries, W live nodes, C candidates, S rows a node sees, V codes of a 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -114,7 +114,7 @@ def keep_best(
 
 
 @compiled
-def spread(count, at, width, slot, BW: tl.constexpr):
+def spread(count, at, width, slot, BW: tl.constexpr) -> Any:
     """Lay runs end to end: owner of every slot, place in its run, and the length of all runs, as `step.spread` does."""
     w = tl.arange(0, BW)
     own = tl.load(count + at + w, mask=w < width, other=0)
@@ -126,7 +126,7 @@ def spread(count, at, width, slot, BW: tl.constexpr):
 
 
 @compiled
-def count_below(table, size, value, ok, STEPS: tl.constexpr):
+def count_below(table, size, value, ok, STEPS: tl.constexpr) -> Any:
     """Return how many entries of a sorted table are below each value; 2^STEPS must exceed its size."""
     found = value * 0
     for step in range(STEPS):
