@@ -17,7 +17,7 @@ from siglum.generate.decoder import CodeDecoder
 from siglum.index import Index
 from siglum.index.trie import Allowed
 from siglum.search.beam import Ranking, search_items
-from siglum.search.cuda import Graphs, GraphSearch, Plan
+from siglum.search.cuda import GraphSearch, Plan
 from siglum.search.cuda.engine import Found
 from siglum.search.cuda.search import BUCKETS
 from siglum.search.scorers import Scorer, build_scorer
@@ -296,31 +296,6 @@ def test_bf16_ranks_nearly_the_same() -> None:
 def test_what_it_does_not_do_is_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(SiglumError, match=message):
         Case(0).engine(SearchConfig(**options))  # type: ignore[arg-type]
-
-
-def test_an_engine_is_kept_until_something_changes() -> None:
-    case, graphs, config = Case(3), Graphs(), SearchConfig(beam=5)
-    parts = (case.decoder, case.books, case.index, 1, "cpu")
-    first = graphs.choose(config, *parts)
-    assert first is not None and first is graphs.choose(config, *parts)
-    assert_same(first.search(case.query, k=9), case.reference(config, 9), cut=True)
-    assert graphs.choose(replace(config, omega=1.0), *parts) is not first
-    kept = graphs.choose(config, *parts)
-    with torch.no_grad():
-        case.decoder.table.mul_(0.5)
-    assert graphs.choose(config, *parts) is not kept
-    smaller = case.index.remove(["x0"])
-    assert graphs.choose(config, case.decoder, case.books, smaller, 1, "cpu").index is smaller
-
-
-def test_what_has_no_static_shapes_is_left_to_others() -> None:
-    case, graphs = Case(3), Graphs()
-    parts = (case.decoder, case.books, case.index, 1, "cpu")
-    for options in ({"engine": "reference"}, {"mode": "scan"}, {"lookahead": True}, {"leaf_order": "dense"}):
-        assert graphs.choose(SearchConfig(**options), *parts) is None
-    assert graphs.choose(SearchConfig(), None, *parts[1:]) is None
-    with pytest.raises(SiglumError, match="int8 is arithmetic of the CPU"):
-        graphs.choose(SearchConfig(precision="int8"), *parts)
 
 
 def test_bad_queries_are_refused() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -15,14 +15,16 @@ from siglum.search.cuda.search import GraphSearch, reason_against
 from siglum.types import SiglumError
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+KEPT = 4
+"""Configurations whose graphs are kept."""
 
 
 @dataclass(slots=True)
 class Graphs:
-    """Keeps the engine of the last search, and its graphs, for as long as models, index and configuration stay."""
+    """Keeps the engines of the last few configurations, and their graphs, for as long as models and index stay."""
 
-    last: GraphSearch | None = None
-    _made_of: tuple[object, ...] = ()
+    kept: tuple[tuple[object, ...], dict[SearchConfig, GraphSearch]] = field(default=((), {}))
+    """What they are made of, and the engines, the last one used at the end; replaced as a whole, never changed."""
 
     def choose(
         self,
@@ -45,10 +47,14 @@ class Graphs:
             return None
         config = replace(config, batch_size=SearchConfig().batch_size)  # batches have sizes of their own here
         marks = ((tensor.data_ptr(), tensor._version) for tensor in (*codebooks, *decoder.parameters()))
-        made_of = (config, decoder, first, device, graphs, *marks)
-        engine = self.last
-        if engine is None or engine.index is not index or made_of != self._made_of:
+        made_of = (decoder, index, first, device, graphs, *marks)
+        before, engines = self.kept
+        kept = dict(engines) if made_of == before else {}
+        engine = kept.pop(config, None)
+        if engine is None:
+            alike = next((one for one in kept.values() if one.config.precision == config.precision), None)
             parts = (decoder, list(codebooks), index, config, first, device)
-            engine = GraphSearch(*parts, dtype=PRECISIONS[config.precision], graphs=graphs)
-            self.last, self._made_of = engine, made_of
-        return engine  # not `self.last`, which another thread may have changed by now
+            own = PRECISIONS[config.precision]
+            engine = GraphSearch(*parts, dtype=own, graphs=graphs) if alike is None else alike.with_(config)
+        self.kept = (made_of, dict([*kept.items(), (config, engine)][-KEPT:]))
+        return engine

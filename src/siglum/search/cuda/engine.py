@@ -8,7 +8,7 @@ Shapes: Q queries, D query width, W live nodes, C candidates or leaves, T levels
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -24,6 +24,8 @@ from siglum.search.cuda.weights import Cross
 
 LEARN_BATCH = 64
 """Queries walked at once when plans are learnt."""
+TOKENS = 262_144
+"""How many tokens the tail reads at once: the more, the fewer gaps between kernels."""
 TAIL_LEAVES = 32_768
 """The most leaves in one pass: fused attention numbers its batch with 16 bits."""
 
@@ -54,14 +56,21 @@ class Engine:
     """Trie, decoder and geometry of one search; `tokens` bounds how many the tail reads at once."""
 
     def __init__(
-        self, trie: DeviceTrie, passes: Passes, geometry: Geometry | None, beam: int, tokens: int = 65_536
+        self,
+        trie: DeviceTrie,
+        passes: Passes,
+        geometry: Geometry | None,
+        beam: int,
+        tokens: int = TOKENS,
+        shape: Shape | None = None,
     ) -> None:
-        """Hold the parts and count what fixes the shapes."""
+        """Hold the parts and count what fixes the shapes, unless that is known."""
         self.trie, self.passes, self.geometry, self.beam, self.tokens = trie, passes, geometry, beam, tokens
-        self.shape = Shape.of(trie, beam)
+        self.shape = Shape.of(trie, beam) if shape is None else shape
         self.plans: dict[int, Plan] = {}
         """Plans that were chosen, by batch size."""
         self.steps = self._steps()
+        self._side = torch.cuda.Stream(trie.device) if trie.device.type == "cuda" else None
         self._layouts: dict[tuple[int, int, int], Layout] = {}
 
     @torch.no_grad()
@@ -69,10 +78,12 @@ class Engine:
         """Return the k best rows of every query; `trace` collects the live nodes after every level walked."""
         shape, queries = self.shape, len(query_QD)
         layout = self.layout(plan, queries)
+        dot_QV = self._begin(query_QD)
         cross = self.passes.cross(query_QD)
-        dot_QV = None if self.geometry is None else self.geometry.begin(query_QD)
         cache = self.passes.cache(queries * layout.start[-1])
         tree_QTM = self.passes.onto(cache, 0, layout.token_QT, layout.seen_QTS, cross)
+        if self._side is not None:
+            torch.cuda.current_stream().wait_stream(self._side)
         beams = layout.root
         for level in range(plan.depth):
             if level > plan.merged:
@@ -117,6 +128,14 @@ class Engine:
         kind = FusedSteps if self.passes.fuses("steps") and self.beam <= BEAM else Steps
         return kind(self.trie, self.geometry, self.shape, self.beam, self.passes.weights.first)
 
+    def _begin(self, query_QD: Tensor) -> Tensor | None:
+        """Return what geometry needs of the queries, worked out beside the first pass on a GPU."""
+        if self.geometry is None or self._side is None:
+            return None if self.geometry is None else self.geometry.begin(query_QD)
+        self._side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._side):
+            return self.geometry.begin(query_QD)
+
     def _tail(self, cache: Tensor, beams: Beams, dot_QV: Tensor | None, cross: Cross, plan: Plan, k: int) -> Found:
         """Score all leaf paths of the live nodes in one pass and replay the pruning."""
         tail = self.steps.unfold(beams, dot_QV, plan)
@@ -128,7 +147,7 @@ class Engine:
 
     def _speak(self, cache: Tensor, tail: Tail, part: slice, cross: Cross, depth: int) -> Tensor:
         """Return what the leaves' codes add to their paths (Q, C, T) for some of the queries."""
-        own: Cross = [kept[part] if isinstance(kept, Tensor) else (kept[0][part], kept[1][part]) for kept in cross]
+        own = cast(Cross, [type(kept)(*(whole[part] for whole in kept)) for kept in cross])
         code_QCT = tail.code_QCT[part]
         gain_RT = None if tail.gain_QCT is None else tail.gain_QCT[part].flatten(0, 1)
         hidden_QCTM = self.passes.tail(cache, tail.past_QCd[part], tail.token_QCT[part], own)

@@ -38,7 +38,7 @@ class Captured:
                 self.found = run(self.query_QD)
 
     def __call__(self, query_QD: Tensor) -> Found:
-        """Search; the results are a copy, as the next call writes over the graph's own memory."""
+        """Search; the results lie in the graph's own memory until the next call."""
         self.query_QD[: len(query_QD)].copy_(query_QD, non_blocking=True)
         self.graph.replay()
-        return Found(self.found.packed_QF[: len(query_QD)].clone())
+        return Found(self.found.packed_QF[: len(query_QD)])

@@ -30,6 +30,10 @@ ROWS = 4
 """Rows that one program of `add_norm` handles."""
 COLUMNS = 16
 """Columns that one program of `product` handles: few, so that all parts of the GPU have some."""
+ROW_TILE = 8_192
+"""Weights that one program of the product of a lone row reads at once."""
+ROW_PROGRAMS = 128
+"""About how many programs such a product has."""
 
 
 def compiled(kernel: Callable[..., Any]) -> Any:
@@ -65,7 +69,7 @@ def leaf_attention(qkv_RTN: Tensor, cache_XN: Tensor, past_Rd: Tensor, bias_HLL:
 
 
 def add_norm(x_QTM: Tensor, add_Q1M: Tensor | None) -> Tensor:
-    """Add a vector of its query to every token, in place, and return the sum over its root mean square."""
+    """Return every token, with a vector of its query added, over its root mean square."""
     queries, tokens, width = x_QTM.shape
     out = torch.empty_like(x_QTM)
     rows = queries * tokens
@@ -96,15 +100,21 @@ def product(
     out = onto_QTN if onto_QTN is not None else out_RN
     if out is None:
         out = torch.empty(rows, outer, dtype=weight_NM.dtype, device=x_RM.device)
+    shared = (
+        x_RM, weight_NM, out if add_Q1N is None else add_Q1N, out, rows, inner, outer,
+        1 if add_Q1N is None else max(1, rows // len(add_Q1N)), 0 if add_Q1N is None else add_Q1N.stride(0), EPS,
+    )  # fmt: skip
+    flags = {"NORM": norm, "RELU": relu, "ADD": add_Q1N is not None, "ONTO": onto_QTN is not None}
+    if rows == 1:
+        deep = triton.next_power_of_2(inner)
+        wide = max(1, min(ROW_TILE // deep, triton.next_power_of_2(outer) // ROW_PROGRAMS))
+        _row_product[(triton.cdiv(outer, wide),)](*shared, **flags, BN=wide, BK=deep)
+        return out
     high = min(64, max(16, triton.next_power_of_2(rows)))
     # A long stretch of the inner axis at once, as far as registers hold it.
     deep = min(64 if x_RM.dtype == torch.float32 else 256, 8_192 // high, max(16, triton.next_power_of_2(inner)))
-    _product[(triton.cdiv(outer, COLUMNS), triton.cdiv(rows, high))](
-        x_RM, weight_NM, out if add_Q1N is None else add_Q1N, out, rows, inner, outer,
-        1 if add_Q1N is None else max(1, rows // len(add_Q1N)), 0 if add_Q1N is None else add_Q1N.stride(0), EPS,
-        NORM=norm, RELU=relu, ADD=add_Q1N is not None, ONTO=onto_QTN is not None, BR=high, BN=COLUMNS, BK=deep,
-        num_stages=4,
-    )  # fmt: skip
+    grid = (triton.cdiv(outer, COLUMNS), triton.cdiv(rows, high))
+    _product[grid](*shared, **flags, BR=high, BN=COLUMNS, BK=deep, num_stages=4)
     return out
 
 
@@ -192,9 +202,6 @@ def _add_norm(
     value = tl.load(x + at, mask=ok, other=0.0).to(tl.float32)
     if ADD:
         value += tl.load(add + (row // tokens * stride)[:, None] + m[None, :], mask=ok, other=0.0).to(tl.float32)
-        rounded = value.to(x.dtype.element_ty)
-        tl.store(x + at, rounded, mask=ok)
-        value = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(value * value, 1) / width + eps)
     tl.store(out + at, (value * scale[:, None]).to(out.dtype.element_ty), mask=ok)
 
@@ -228,6 +235,27 @@ def _product(
     if ONTO:
         total += tl.load(place, mask=ok, other=0.0).to(tl.float32)
     tl.store(place, total.to(out.dtype.element_ty), mask=ok)
+
+
+@compiled
+def _row_product(
+    x, weight, add, out, rows, inner, outer, tokens, stride, eps,
+    NORM: tl.constexpr, RELU: tl.constexpr, ADD: tl.constexpr, ONTO: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+) -> None:  # fmt: skip
+    n, k = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, BK)
+    ok = n < outer
+    a = tl.load(x + k, mask=k < inner, other=0.0).to(tl.float32)
+    b = tl.load(weight + n[:, None] * inner + k[None, :], mask=ok[:, None] & (k < inner)[None, :], other=0.0)
+    total = tl.sum(b.to(tl.float32) * a[None, :], 1)
+    if NORM:
+        total = total * tl.rsqrt(tl.sum(a * a, 0) / inner + eps)
+    if RELU:
+        total = tl.maximum(total, 0.0)
+    if ADD:
+        total += tl.load(add + n, mask=ok, other=0.0).to(tl.float32)
+    if ONTO:
+        total += tl.load(out + n, mask=ok, other=0.0).to(tl.float32)
+    tl.store(out + n, total.to(out.dtype.element_ty), mask=ok)
 
 
 @compiled

@@ -173,10 +173,11 @@ def _settle(
         if (PRUNES >> t) & 1:
             begin = ok & ((leads != 0) | (common <= depth + t))
             weight = tl.where(begin, stands, 0)
-            better = _beaten(score, weight, i, i, rows, leaves, False, BC, BJ)
-            # Every leaf stands or falls with the first of its node: the latest beginning at or before it.
-            verdict = tl.where(begin, 2 * i + (better < beam).to(tl.int32), -1)
-            stands = stands & tl.associative_scan(verdict, 0, _later)
+            if tl.sum(weight, 0) > beam:  # fewer nodes stand as they are
+                better = _beaten(score, weight, i, i, rows, leaves, False, BC, BJ)
+                # Every leaf stands or falls with the first of its node: the latest beginning at or before it.
+                verdict = tl.where(begin, 2 * i + (better < beam).to(tl.int32), -1)
+                stands = stands & tl.associative_scan(verdict, 0, _later)
     score = tl.where(stands != 0, score, float("-inf"))
     count = tl.where(score == float("-inf"), 0, tl.load(end + at, mask=ok, other=0) - own_row)
     order = tl.where(score == score, score, float("inf"))  # what is not a number comes first

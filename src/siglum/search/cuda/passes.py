@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from siglum.search.cuda.weights import Cross, Layer, Weights, norm
+from siglum.search.cuda.weights import Constant, Cross, Layer, Source, Weights, norm
 from siglum.types import one_of
 
 KERNELS = ("none", "attention", "steps", "all")
@@ -59,8 +59,11 @@ class Passes:
         w, row_QTS = self.weights, row_QTS.contiguous()
         block = slice(at, at + token_QT.numel())
 
-        def attend(layer: int, x_QTM: Tensor) -> Tensor:
-            self._into(x_QTM, w.layers[layer].qkv, cache[layer, block])
+        def attend(layer: int, x_QTM: Tensor, add_Q1M: Tensor | None) -> Tensor:
+            if layer == 0:
+                torch.index_select(w.begun, 0, token_QT.reshape(-1), out=cache[0, block])
+            else:
+                self._into(x_QTM, add_Q1M, w.layers[layer].qkv, cache[layer, block])
             if self.fused:
                 mixed: Tensor = _kernels().line_attention(cache[layer], at, row_QTS, w.distance_HL, w.heads)
                 return mixed
@@ -75,8 +78,12 @@ class Passes:
         row_Rd = past_QCd.reshape(-1, depth)
         bias_HTL = None if self.fused else self._tail_bias(depth)[None]
 
-        def attend(layer: int, x_QTM: Tensor) -> Tensor:
-            own = self._into(x_QTM, w.layers[layer].qkv, None).view(-1, tokens, 3 * inner)
+        def attend(layer: int, x_QTM: Tensor, add_Q1M: Tensor | None) -> Tensor:
+            if layer == 0:
+                own = w.begun.index_select(0, token_QCT.reshape(-1))
+            else:
+                own = self._into(x_QTM, add_Q1M, w.layers[layer].qkv, None)
+            own = own.view(-1, tokens, 3 * inner)
             if self.fused:
                 mixed: Tensor = _kernels().leaf_attention(own, cache[layer], row_Rd, w.bias_HLL, w.heads)
                 return mixed
@@ -127,49 +134,52 @@ class Passes:
         weight_RSH = score_RSH.masked_fill(row_RS[..., None] < 0, -torch.inf).softmax(1)
         return (weight_RSH[..., None] * v).sum(1).flatten(1).to(w.dtype)
 
-    def _run(self, token_QT: Tensor, cross: Cross, attend: Callable[[int, Tensor], Tensor]) -> Tensor:
-        """Go through the layers; `attend` gets a layer's number and input (Q, T, M)."""
+    def _run(self, token_QT: Tensor, cross: Cross, attend: Callable[[int, Tensor, Tensor | None], Tensor]) -> Tensor:
+        """Go through the layers; `attend` gets a layer's number, its input (Q, T, M) and what to add to that.
+
+        A product of few rows adds a layer's constant to the stream itself; others leave all constants so far to the
+        norms, which read the stream anyway.
+        """
         w = self.weights
         x_QTM = F.embedding(token_QT, w.table)
         x_RM = x_QTM.view(-1, w.width)
-        few = self._few(len(x_RM))
+        few, add_Q1M = self._few(len(x_RM)), None
         for number, (layer, kept) in enumerate(zip(w.layers, cross, strict=True)):
-            mixed_RN = attend(number, x_QTM).reshape(len(x_RM), -1)
-            constant = kept if isinstance(kept, Tensor) else None
+            mixed_RN = attend(number, x_QTM, add_Q1M).reshape(len(x_RM), -1)
+            own_Q1M = kept.own if isinstance(kept, Constant) else None
             if few:
-                _kernels().product(mixed_RN, layer.o, onto_QTN=x_QTM, add_Q1N=constant)
+                _kernels().product(mixed_RN, layer.o, onto_QTN=x_QTM, add_Q1N=own_Q1M)
             else:
                 x_RM.addmm_(mixed_RN, layer.o.t())
-            if not isinstance(kept, Tensor):
+                add_Q1M = kept.total if isinstance(kept, Constant) else None
+            if isinstance(kept, Source):
                 self._cross(x_QTM, layer, kept)
             if few:
                 inner_RN = _kernels().product(x_RM, layer.feed.wi, norm=True, relu=True)
                 _kernels().product(inner_RN, layer.feed.wo, onto_QTN=x_QTM)
             else:
-                layer.feed.add_to(x_RM, self._norm(x_QTM, constant).view(x_RM.shape))
-        return self._norm(x_QTM, None)
+                layer.feed.add_to(x_RM, self._norm(x_QTM, add_Q1M).view(x_RM.shape))
+        return self._norm(x_QTM, add_Q1M)
 
     def _few(self, rows: int) -> bool:
         """Return whether products of so many rows take kernels of our own."""
         return rows <= FEW_ROWS and self.fuses("all")
 
-    def _into(self, x_QTM: Tensor, weight_NM: Tensor, out_RN: Tensor | None) -> Tensor:
+    def _into(self, x_QTM: Tensor, add_Q1M: Tensor | None, weight_NM: Tensor, out_RN: Tensor | None) -> Tensor:
         """Return the product of the normed stream (R, N), in `out_RN` where there is one."""
         if self._few(len(x_QTM) * x_QTM.shape[1]):
             product: Tensor = _kernels().product(x_QTM.flatten(0, 1), weight_NM, norm=True, out_RN=out_RN)
             return product
-        return torch.mm(self._norm(x_QTM, None).flatten(0, 1), weight_NM.t(), out=out_RN)
+        return torch.mm(self._norm(x_QTM, add_Q1M).flatten(0, 1), weight_NM.t(), out=out_RN)
 
     def _norm(self, x_QTM: Tensor, add_Q1M: Tensor | None) -> Tensor:
-        """Add a constant of each query, in place, and return the norm."""
+        """Return the norm of the stream and a constant of each query."""
         if self.fused:
             normed: Tensor = _kernels().add_norm(x_QTM, add_Q1M)
             return normed
-        if add_Q1M is not None:
-            x_QTM += add_Q1M
-        return norm(x_QTM)
+        return norm(x_QTM if add_Q1M is None else x_QTM + add_Q1M)
 
-    def _cross(self, x_QTM: Tensor, layer: Layer, kept: tuple[Tensor, Tensor]) -> None:
+    def _cross(self, x_QTM: Tensor, layer: Layer, kept: Source) -> None:
         """Add attention to several soft tokens, in place."""
         assert layer.cross_q is not None and layer.cross_o is not None
         mixed = _attend(self.weights.split(F.linear(self._norm(x_QTM, None), layer.cross_q)), *kept, None)

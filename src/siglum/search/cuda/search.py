@@ -5,7 +5,8 @@ Shapes: Q queries, D numbers a vector, K results.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from threading import Lock
@@ -19,10 +20,10 @@ from siglum.device import check_device
 from siglum.generate.decoder import CodeDecoder
 from siglum.index import Allowed, Index
 from siglum.search.beam import Ranking
-from siglum.search.cuda.engine import Engine, Found
+from siglum.search.cuda.engine import TOKENS, Engine, Found
 from siglum.search.cuda.graph import Captured
 from siglum.search.cuda.passes import Passes
-from siglum.search.cuda.plan import Plan
+from siglum.search.cuda.plan import Plan, Shape
 from siglum.search.cuda.step import Geometry
 from siglum.search.cuda.trie import DeviceTrie
 from siglum.search.cuda.weights import Weights
@@ -52,7 +53,7 @@ class GraphSearch:
         *,
         dtype: torch.dtype | None = None,
         plan: Plan | None = None,
-        tokens: int = 65_536,
+        tokens: int = TOKENS,
         graphs: bool = True,
         fused: bool | None = None,
         kernels: str = "all",
@@ -85,6 +86,15 @@ class GraphSearch:
         """Return the plan for batches of up to this many queries."""
         return self._plan_of(self.engine, batch)
 
+    def with_(self, config: SearchConfig) -> GraphSearch:
+        """Return a search of the same items by another configuration; weights, trie and memory are shared."""
+        _check(config)
+        twin, own = copy.copy(self), self.engine
+        twin.config, twin._captured, twin._filter = config, {}, None
+        shape = own.shape if config.beam == own.beam else None
+        twin.engine = twin._engine(None, own.trie, None if own.geometry is None else own.geometry.length_LN, shape)
+        return twin
+
     def learn(self, query_QD: Tensor) -> None:
         """Choose plans by a few typical queries instead of by the trie alone; only speed changes."""
         with self._hold():
@@ -98,18 +108,15 @@ class GraphSearch:
             return [Ranking(nothing, nothing, np.zeros(0)) for _ in range(len(query_QD))]
         with self._hold():
             engine = self.engine if allowed is None else self._filtered(allowed)
-            found = Found(self._run(engine, query_QD, k).packed_QF.cpu())
-            late = found.over_Q.nonzero()[:, 0]
-            if len(late):
-                found.packed_QF[late] = self._walk(engine, query_QD[late.to(query_QD.device)], k).packed_QF.cpu()
-        row_QK, score_QK = found.row_QK.numpy(), found.score_QK.numpy()
+            found = self._answer(engine, query_QD, k, torch.device("cpu"))
+        row_QK, score_QK = found.row_QK.numpy(), found.score_QK.numpy().copy()  # the host's own copies
         if np.isnan(score_QK).any():
             raise SiglumError("a score is not a number: the query vectors or the model's weights contain NaN.")
-        rankings = []
-        for own, score in zip(row_QK, score_QK, strict=True):
-            row = engine.trie.rows[own[own >= 0]]
-            rankings.append(Ranking(self.index.order[row].astype(np.int64), row, score[: len(row)]))
-        return rankings
+        count = (row_QK >= 0).sum(1).tolist()
+        whole_QK = engine.trie.rows[np.maximum(row_QK, 0)]
+        position_QK = self.index.order[whole_QK].astype(np.int64)
+        columns = zip(position_QK, whole_QK, score_QK, count, strict=True)
+        return [Ranking(position[:n], row[:n], score[:n]) for position, row, score, n in columns]
 
     @torch.no_grad()
     def search_tensors(self, query_QD: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -119,11 +126,7 @@ class GraphSearch:
         plans that are sure it does not ask.
         """
         with self._hold():
-            found = self._run(self.engine, query_QD, k)
-            if not all(self.plan(len(part)).sure for part in query_QD.split(BUCKETS[-1])):
-                late = found.over_Q.nonzero()[:, 0]
-                if len(late):
-                    found.packed_QF[late] = self._walk(self.engine, query_QD[late.to(query_QD.device)], k).packed_QF
+            found = self._answer(self.engine, query_QD, k, self.device)
         return found.row_QK, found.score_QK
 
     @contextmanager
@@ -133,24 +136,33 @@ class GraphSearch:
         with self._alone, own:
             yield
 
-    def _run(self, engine: Engine, query_QD: Tensor, k: int) -> Found:
-        """Search batch by batch, each by its own plan."""
+    def _answer(self, engine: Engine, query_QD: Tensor, k: int, to: torch.device) -> Found:
+        """Search batch by batch, each by its own plan, then level by level what a plan had no room for."""
         if k < 1:
             raise SiglumError(f"k must be at least 1, not {k}.")
         if query_QD.ndim != 2 or query_QD.shape[1] != self.width:
             raise SiglumError(f"query vectors must have shape (Q, {self.width}), but have {tuple(query_QD.shape)}.")
         parts = query_QD.split(BUCKETS[-1]) if len(query_QD) else ()
-        return self._joined([self._find(engine, part, self._plan_of(engine, len(part)), k) for part in parts], k)
+        plans = [self._plan_of(engine, len(part)) for part in parts]
+        found = self._run(engine, parts, plans, k, to)
+        if not all(plan.sure for plan in plans):
+            late = found.over_Q.nonzero()[:, 0]
+            parts = query_QD[late.to(query_QD.device)].split(LATE) if len(late) else ()
+            plans = [engine.shape.walk(bucket(len(part))) for part in parts]
+            found.packed_QF[late] = self._run(engine, parts, plans, k, to).packed_QF
+        return found
 
-    def _walk(self, engine: Engine, query_QD: Tensor, k: int) -> Found:
-        """Search level by level to the end, which every query has room for."""
-        parts = query_QD.split(LATE) if len(query_QD) else ()
-        plans = [engine.shape.walk(bucket(len(part))) for part in parts]
-        return self._joined([self._find(engine, part, plan, k) for part, plan in zip(parts, plans, strict=True)], k)
-
-    def _joined(self, parts: list[Found], k: int) -> Found:
-        nothing = torch.zeros(0, 2 * k + 1, dtype=torch.float64, device=self.device)
-        return parts[0] if len(parts) == 1 else Found(torch.cat([nothing, *(part.packed_QF for part in parts)]))
+    def _run(self, engine: Engine, parts: Sequence[Tensor], plans: Sequence[Plan], k: int, to: torch.device) -> Found:
+        """Search batches one after the other; results are on the host, where asked for, when this returns."""
+        total, hosted = sum(len(part) for part in parts), to.type == "cpu" and self.device.type == "cuda"
+        packed_QF, at = torch.empty(total, 2 * k + 1, dtype=torch.float64, device=to, pin_memory=hosted), 0
+        for part, plan in zip(parts, plans, strict=True):
+            found = self._find(engine, part, plan, k)
+            packed_QF[at : at + len(part)].copy_(found.packed_QF, non_blocking=True)
+            at += len(part)
+        if hosted:
+            torch.cuda.current_stream().synchronize()
+        return Found(packed_QF)
 
     def _find(self, engine: Engine, query_QD: Tensor, plan: Plan, k: int) -> Found:
         """Search one batch."""
@@ -184,11 +196,18 @@ class GraphSearch:
             self._filter = (allowed, self._engine(allowed))
         return self._filter[1]
 
-    def _engine(self, allowed: Allowed | None) -> Engine:
-        trie = DeviceTrie(self.index, self.device, allowed)
+    def _engine(
+        self,
+        allowed: Allowed | None,
+        trie: DeviceTrie | None = None,
+        length_LN: Tensor | None = None,
+        shape: Shape | None = None,
+    ) -> Engine:
+        """Return the engine of the rows a filter allows, made of parts of another one where there are some."""
+        trie = DeviceTrie(self.index, self.device, allowed) if trie is None else trie
         weighs = self.config.scorer == "fused" and self.config.omega > 0
-        geometry = Geometry(trie, self._books, self.config.omega, self._first) if weighs else None
-        return Engine(trie, self._passes, geometry, self.config.beam, self._tokens)
+        geometry = Geometry(trie, self._books, self.config.omega, self._first, length_LN) if weighs else None
+        return Engine(trie, self._passes, geometry, self.config.beam, self._tokens, shape)
 
 
 def bucket(batch: int) -> int:

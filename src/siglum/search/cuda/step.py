@@ -51,12 +51,14 @@ class Candidates(NamedTuple):
 class Geometry:
     """omega (2 <q, x̂> - |x̂|^2) of any prefix as a sum of table look-ups, one a level (eq. cdsb, telescoped)."""
 
-    def __init__(self, trie: DeviceTrie, codebooks: list[Tensor], omega: float, first: int) -> None:
-        """Work out what every code of every row adds to |x̂|^2."""
+    def __init__(
+        self, trie: DeviceTrie, codebooks: list[Tensor], omega: float, first: int, length_LN: Tensor | None = None
+    ) -> None:
+        """Work out what every code of every row adds to |x̂|^2, unless it is known."""
         self.omega, self.first = omega, first
         self.book_VD = 2 * omega * torch.cat(codebooks[first:])
         self.start = [sum(len(book) for book in codebooks[first:level]) for level in range(len(codebooks))]
-        self.length_LN = trie.lengthen(codebooks, first)
+        self.length_LN = trie.lengthen(codebooks, first) if length_LN is None else length_LN
         self.start_L = torch.tensor(self.start, device=self.book_VD.device)
 
     def begin(self, query_QD: Tensor) -> Tensor:

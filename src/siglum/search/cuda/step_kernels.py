@@ -23,6 +23,8 @@ KEEP, COUNT, LIST = 0, 1, 2
 """How children are chosen: all in their order, by counting how many beat each, or from a list of places."""
 COUNTED = 2**26
 """The most comparisons by which counting chooses children; a list is cheaper above."""
+COUNTED_ALONE = 2**14
+"""Up to how many children in all programs take few of them each, so that all parts of the GPU have some."""
 TILE = 2_048
 """How many pairs of a child and a live node one program holds at once."""
 
@@ -104,10 +106,11 @@ def keep_best(
     line = torch.empty(queries, width, seen + 1, dtype=torch.int32, device=device)
     table, extra = below if below is not None else (found.owner_QC, 0)
     base, apart, tree = own
-    _keep_best[(queries, triton.cdiv(width if how == LIST else slots, 32))](
+    block = 8 if queries * slots <= COUNTED_ALONE else 32
+    _keep_best[(queries, triton.cdiv(width if how == LIST else slots, block))](
         *found, places, beams.line_QWS, table, *whole, path, line, slots, width, old, seen, base, apart, first,
         len(table), extra, HOW=how, TREE=tree, SEARCH=below is not None, STEPS=len(table).bit_length(),
-        BC=32, BJ=128, BS=triton.next_power_of_2(seen + 1),
+        BC=block, BJ=4_096 // block, BS=triton.next_power_of_2(seen + 1),
     )  # fmt: skip
     lo, hi, token, begin, count = whole
     return Beams(lo, hi, path, token, line, *(() if below is None else (begin, count)))
@@ -126,15 +129,20 @@ def spread(count, at, width, slot, BW: tl.constexpr) -> Any:
 
 
 @compiled
-def count_below(table, size, value, ok, STEPS: tl.constexpr) -> Any:
-    """Return how many entries of a sorted table are below each value; 2^STEPS must exceed its size."""
-    found = value * 0
+def count_below(table, size, low, high, ok, STEPS: tl.constexpr) -> Any:
+    """Return how many entries of a sorted table are below each low and high; 2^STEPS must exceed its size.
+
+    Both at once, as a step waits for what it loads.
+    """
+    below_low, below_high = low * 0, high * 0
     for step in range(STEPS):
-        probe = found + ((1 << STEPS) >> (step + 1))
-        inside = ok & (probe <= size)
-        entry = tl.load(table + probe - 1, mask=inside, other=0)
-        found = tl.where(inside & (entry < value), probe, found)
-    return found
+        stride = (1 << STEPS) >> (step + 1)
+        fits_low, fits_high = ok & (below_low + stride <= size), ok & (below_high + stride <= size)
+        entry_low = tl.load(table + below_low + stride - 1, mask=fits_low, other=0)
+        entry_high = tl.load(table + below_high + stride - 1, mask=fits_high, other=0)
+        below_low = tl.where(fits_low & (entry_low < low), below_low + stride, below_low)
+        below_high = tl.where(fits_high & (entry_high < high), below_high + stride, below_high)
+    return below_low, below_high
 
 
 @compiled
@@ -227,7 +235,6 @@ def _keep_best(
     rows = tl.where(s[None, :] == seen, row[:, None], past)
     tl.store(line_out + (target * (seen + 1))[:, None] + s[None, :], rows, mask=kept[:, None] & (s <= seen)[None, :])
     if SEARCH:
-        begin = count_below(table, entries, low, kept, STEPS)
-        inside = count_below(table, entries, high, kept, STEPS) - begin + extra
+        begin, end = count_below(table, entries, low, high, kept, STEPS)
         tl.store(first_out + target, begin, mask=kept)
-        tl.store(count_out + target, tl.where(score == float("-inf"), 0, inside), mask=kept)
+        tl.store(count_out + target, tl.where(score == float("-inf"), 0, end - begin + extra), mask=kept)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -44,8 +45,26 @@ class Layer:
     cross_o: Tensor | None
 
 
-Cross = list[Tensor | tuple[Tensor, Tensor]]
-"""Per layer, the constant (Q, 1, M) of a lone soft token, or keys and values (Q, H, S, K) of several."""
+class Constant(NamedTuple):
+    """What cross-attention to a lone soft token adds to every position of a query."""
+
+    own: Tensor
+    """In this layer (Q, 1, M)."""
+    total: Tensor
+    """In this layer and all before it (Q, 1, M)."""
+
+
+class Source(NamedTuple):
+    """What cross-attention to several soft tokens looks at."""
+
+    k: Tensor
+    """Keys (Q, H, S, K)."""
+    v: Tensor
+    """Values (Q, H, S, K)."""
+
+
+Cross = list[Constant] | list[Source]
+"""What cross-attention adds or looks at, per layer."""
 
 
 class Weights:
@@ -61,6 +80,8 @@ class Weights:
             self.first = [1 + sum(decoder.sizes[:level]) for level in range(len(decoder.sizes))]
             """Row of `table` where each level's tokens begin; row 0 is the start token."""
             self.table = self._put(decoder.table)
+            self.begun = norm(self.table) @ self.layers[0].qkv.t()
+            """What the first layer's product gives for every row of `table`, whatever the query."""
             gain = decoder.decoder.final_norm.scale.float() * decoder.scale
             self.head_VM = self._put(decoder.table[1:].float() * gain)
             self.bias_HLL = self._put(decoder.decoder.position_bias(len(decoder.sizes)))
@@ -75,7 +96,7 @@ class Weights:
         """Return what cross-attention adds or reads, per layer; `product` is `kernels.product`, for few queries."""
         if not self.lone:
             kept = self._source.decoder.keep(self._source.encode(query_QD))
-            return [(k.to(self.dtype), v.to(self.dtype)) for k, v in kept]
+            return [Source(k.to(self.dtype), v.to(self.dtype)) for k, v in kept]
         x_QM = F.linear(query_QD, self._soft, self._soft_bias).to(self.dtype)
         for mix, feed in self._encoder:
             if product is None:
@@ -85,7 +106,9 @@ class Weights:
                 x_QM = product(x_QM, mix, norm=True, add_Q1N=x_QM[:, None])
                 product(product(x_QM, feed.wi, norm=True, relu=True), feed.wo, onto_QTN=x_QM[:, None])
         cross_QN = F.linear(norm(x_QM), self._cross) if product is None else product(x_QM, self._cross, norm=True)
-        return list(cross_QN.view(len(x_QM), 1, len(self.layers), self.width).unbind(2))
+        own_Q1LM = cross_QN.view(len(x_QM), 1, len(self.layers), self.width)
+        total_Q1LM = own_Q1LM.cumsum(2, dtype=torch.float32).to(self.dtype)
+        return [Constant(*both) for both in zip(own_Q1LM.unbind(2), total_Q1LM.unbind(2), strict=True)]
 
     def logits(self, hidden_GRM: Tensor, level: int) -> Tensor:
         """Return the logits (G, R, V) of G levels of one size, the first of them given, from normed hidden states.
