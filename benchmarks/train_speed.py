@@ -6,9 +6,9 @@
 Recipe `pro` at a scale (`paper`: 6 + 6 layers of width 512, 16 levels, features of 768 numbers) on a run's vectors
 (--data FOLDER) or on seeded clustered pairs of all three modalities (--data random). Every row is the median over
 ROUNDS groups of steps after a warm-up, with the device waited for before and after each group; what is compared
-(distillation on and off, fp32 and bf16) takes turns in every round. A step is a whole one: rows gathered on the device,
-losses, gradients, optimiser and, for the tokenizer, codebook averages and revival. Before them the codebooks get one
-k-means iteration, not counted.
+(distillation on and off, fp32 and bf16, and on a GPU steps with and without a CUDA graph) takes turns in every round. A
+step is a whole one: rows gathered on the device, losses, gradients, optimiser and, for the tokenizer, codebook averages
+and revival. Before them the codebooks get one k-means iteration, not counted.
 
 FLOPs of the decoder are 6 x parameters in use x positions they are applied to (a multiplication and an addition,
 forward and twice backward): per pair, soft tokens and encoder once a soft token, decoder blocks once a code, a level's
@@ -41,6 +41,7 @@ from siglum.data.vectors import load_vectors
 from siglum.files import write_json
 from siglum.fuse.contrastive import new_fusion
 from siglum.generate.train import _Run as DecoderRun
+from siglum.graph import GraphedStep
 from siglum.loop import batches
 from siglum.recipes import recipe
 from siglum.scales import SCALES
@@ -52,6 +53,8 @@ ROUNDS, WARM = 7, 5
 """Groups of steps that are timed, and steps before them, of every side."""
 SIDES = {"without": 0.0, "with": 1.0}
 """Distillation off and on, as a share of its weight."""
+Side = tuple[str, bool]
+"""What a step is compared by: distillation or precision, and whether it is a CUDA graph."""
 PAPER = {"epoch": 4.0 / 3.8 - 1, "of_all": 20 * (4.0 - 3.8) / (20 * 3.8 + 30 * 23)}
 """Overheads that follow from the paper's minutes an epoch: 3.8 and 4.0 for the tokenizer, 23 for the decoder."""
 Step = Callable[[], Any]
@@ -93,14 +96,14 @@ def group_seconds(step: Step, steps: int, device: str) -> float:
     return perf_counter() - start
 
 
-def time_sides(sides: dict[str, Step], seconds: float, device: str) -> dict[str, list[float]]:
+def time_sides(sides: dict[Side, Step], seconds: float, device: str) -> dict[Side, list[float]]:
     """Return the milliseconds a step of every round, sides in turn, in about so many seconds for each side."""
     steps = {}
     for name, step in sides.items():
         group_seconds(step, WARM, device)
         once = group_seconds(step, WARM, device) / WARM
         steps[name] = max(1, min(500, int(seconds / ROUNDS / once)))
-    found: dict[str, list[float]] = {name: [] for name in sides}
+    found: dict[Side, list[float]] = {name: [] for name in sides}
     for number in range(ROUNDS):
         for name in sorted(sides, reverse=number % 2 == 1):
             found[name].append(1e3 * group_seconds(sides[name], steps[name], device) / steps[name])
@@ -135,23 +138,36 @@ def shuffled(num_pairs: int, size: int, device: str) -> Iterator[Tensor]:
     return cycle(batches(num_pairs, size, torch.Generator().manual_seed(0), device))
 
 
-def tokenizer_steps(run: TokenizerRun) -> dict[str, Step]:
-    """Return a step of the same training with and without distillation."""
+def graphs_of(device: str) -> tuple[bool, ...]:
+    """Return the ways to run a step: without a graph and, on a GPU, with one."""
+    return (False, True) if device.startswith("cuda") else (False,)
+
+
+def tokenizer_steps(run: TokenizerRun) -> dict[Side, Step]:
+    """Return a step of the same training with and without distillation, each with its own graph or none."""
     config = run.config
     work, number = shuffled(len(run.pair_q), config.batch_size, run.device), count()
-    picks = run._picks(torch.Generator().manual_seed(0))
+    run._draw_picks(torch.Generator().manual_seed(0))
 
-    def step(share: float) -> None:
+    def step(share: float, graphed: GraphedStep[Any]) -> None:
         run.config = run.quantizer.config = replace(config, rank_weight=share * config.rank_weight)
-        run._step(next(work), next(number) % (config.epochs * run.steps), picks)
+        run.graphed = graphed
+        run._step(next(work), next(number) % (config.epochs * run.steps))
 
-    return {name: partial(step, share) for name, share in SIDES.items()}
+    return {
+        (name, graphs): partial(step, share, GraphedStep(run.device, graphs=graphs))
+        for name, share in SIDES.items()
+        for graphs in graphs_of(run.device)
+    }
 
 
 def time_tokenizer(
     vectors: Vectors, config: RunConfig, seconds: float, device: str
 ) -> tuple[list[dict[str, Any]], dict[str, Any], Tokenizer]:
-    """Return the tokenizer's rows, the overhead of distillation by what learns, and an untrained tokenizer."""
+    """Return the tokenizer's rows, the overhead of distillation by what learns, and an untrained tokenizer.
+
+    The overhead is that of the steps that training makes: on a GPU, of graphs.
+    """
     rows, overhead = [], {}
     for learns in (True, False):
         own = replace(config.tokenizer, train_fusion=learns, kmeans_iters=1)
@@ -160,11 +176,12 @@ def time_tokenizer(
         sides, fusion = tokenizer_steps(run), "learning" if learns else "fixed"
         found = time_sides(sides, seconds, device)
         pairs = min(own.batch_size, len(run.pair_q))
-        for name, ms in found.items():
-            facts = {"part": "tokenizer", "fusion": fusion, "distillation": name, "precision": "fp32"}
-            rows.append(row_of(ms, pairs, sides[name], device, **facts))
+        for side, ms in found.items():
+            facts = {"part": "tokenizer", "fusion": fusion, "distillation": side[0], "precision": "fp32"}
+            rows.append(row_of(ms, pairs, sides[side], device, **facts, graphs=side[1]))
             print(line_of(rows[-1]), flush=True)
-        ratios = sorted(b / a - 1 for a, b in zip(found["without"], found["with"], strict=True))
+        best = graphs_of(device)[-1]
+        ratios = sorted(b / a - 1 for a, b in zip(found["without", best], found["with", best], strict=True))
         overhead[fusion] = {"of_step": median(ratios), "low": ratios[0], "high": ratios[-1]}
     return rows, overhead, Tokenizer(run.fusion.eval(), run.quantizer.eval())
 
@@ -187,28 +204,35 @@ def time_decoder(
     """Return the decoder's rows, every batch in both precisions."""
     rows = []
     for size in sorted({min(size, len(vectors.pair_query)) for size in sizes}):
-        steps: dict[str, Step] = {}
+        steps: dict[Side, Step] = {}
         for precision in ("fp32", "bf16"):
             own = replace(config, batch_size=size, precision=precision)
             run = DecoderRun(vectors, tokenizer, own, 0, device, None)
             run.decoder.train()
-            steps[precision] = decoder_step(run)
-        for precision, ms in time_sides(steps, seconds, device).items():
-            row = row_of(ms, size, steps[precision], device, part="decoder", precision=precision)
+            steps |= {(precision, graphs): decoder_step(run, graphs) for graphs in graphs_of(device)}
+        for side, ms in time_sides(steps, seconds, device).items():
+            row = row_of(ms, size, steps[side], device, part="decoder", precision=side[0], graphs=side[1])
             work = flops_a_pair(config, run.quantizer.sizes, run.quantizer.dim)
             rows.append(row | {"tflops": row["pairs_per_s"] * work / 1e12, "mflop_a_pair": work / 1e6})
             print(line_of(rows[-1]), flush=True)
     return rows
 
 
-def decoder_step(run: DecoderRun) -> Step:
-    """Return a step of this training."""
+def decoder_step(run: DecoderRun, graphs: bool) -> Step:
+    """Return a step of this training, as a graph or not."""
     work, number = shuffled(len(run.pair_q), run.config.batch_size, run.device), count()
-    return lambda: run._step(next(work), next(number) % (run.config.epochs * run.steps))
+    graphed: GraphedStep[Tensor] = GraphedStep(run.device, graphs=graphs)
+
+    def step() -> None:
+        run.graphed = graphed
+        run._step(next(work), next(number) % (run.config.epochs * run.steps))
+
+    return step
 
 
 def overhead_of_all(rows: list[dict[str, Any]], config: RunConfig, fusion: str) -> dict[str, float]:
     """Return what distillation adds to tokenizer and decoder together, with the recipe's epochs and decoder batch."""
+    rows = [row for row in rows if row["graphs"] == max(other["graphs"] for other in rows)]
     ms = {row["distillation"]: row["ms_step"] / row["batch"] for row in rows if row.get("fusion") == fusion}
     added = config.tokenizer.epochs * (ms["with"] - ms["without"])
     found = {}
@@ -222,7 +246,8 @@ def overhead_of_all(rows: list[dict[str, Any]], config: RunConfig, fusion: str) 
 
 def line_of(row: dict[str, Any]) -> str:
     """Return a row of the printed table."""
-    how = f"fusion {row['fusion']}, {row['distillation']} distillation" if "fusion" in row else ""
+    how = "graph" if row["graphs"] else "     "
+    how += f" fusion {row['fusion']}, {row['distillation']} distillation" if "fusion" in row else ""
     reached = f"{row['tflops']:7.2f} TFLOP/s" if "tflops" in row else ""
     waits = "" if row["waits"] is None else f"{row['waits']} waits"
     speed = f"{row['ms_step']:9.2f} ms {row['pairs_per_s']:11,.0f} pairs/s"

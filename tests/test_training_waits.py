@@ -106,9 +106,8 @@ def one_step(stage: str, run: Any) -> Callable[[], Any]:
     """Return a function that makes one step."""
     rows = torch.arange(min(48, len(run.pair_q)), device=run.device)
     if stage == "tokenizer":
-        picks = run.quantizer.draw_picks(len(rows), 10, torch.Generator().manual_seed(0))
-        return lambda: run._step(rows, 0, picks)
-    return (lambda: run._step(rows, 0)) if stage == "decoder" else lambda: run._step(rows)
+        run.picks = run.quantizer.draw_picks(len(rows), 10, torch.Generator().manual_seed(0))
+    return (lambda: run._step(rows)) if stage in ("fusion", "query") else lambda: run._step(rows, 0)
 
 
 def variants() -> dict[str, tuple[str, RunConfig]]:

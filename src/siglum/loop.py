@@ -62,7 +62,10 @@ def cosine_lr(peak: float, end: float, warmup: float, step: int, total: int) -> 
 def adam(
     groups: list[tuple[nn.Module | list[nn.Parameter], float, float]], betas: tuple[float, float] = (0.9, 0.999)
 ) -> torch.optim.AdamW:
-    """Return AdamW over (module or parameters, learning-rate scale, weight decay); vectors are never decayed."""
+    """Return AdamW over (module or parameters, learning-rate scale, weight decay); vectors are never decayed.
+
+    On a GPU learning rates are tensors there: `set_lr` fills them, and a captured step reads what they hold.
+    """
     options: list[dict[str, Any]] = []
     for source, scale, decay in groups:
         found = source.parameters() if isinstance(source, nn.Module) else source
@@ -74,13 +77,19 @@ def adam(
             if chosen:
                 options.append({"params": chosen, "weight_decay": weight_decay, "scale": scale})
     on_gpu = all(p.is_cuda for group in options for p in group["params"])
+    if on_gpu:
+        for group in options:
+            group["lr"] = torch.zeros((), device=group["params"][0].device)
     return torch.optim.AdamW(options, lr=0.0, betas=betas, eps=1e-8, fused=on_gpu)
 
 
 def set_lr(optimiser: torch.optim.Optimizer, lr: float) -> None:
     """Set the learning rate of every group, times the group's scale."""
     for group in optimiser.param_groups:
-        group["lr"] = lr * group["scale"]
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(lr * group["scale"])
+        else:
+            group["lr"] = lr * group["scale"]
 
 
 def train(

@@ -376,7 +376,7 @@ def test_losses_named_and_weighted_as_configured() -> None:
         )
         assert set(losses) == wanted
         weight = {"rq": 2.0, "codebook": 2.0, "mse": 3.0, "cl": 1.0, "rank": 0.25 * rank}
-        found = total_loss(losses, quantizer.config, 0.25)
+        found = total_loss(losses, quantizer.config, 0.25 * rank)
         assert float(found.detach()) == pytest.approx(
             sum(weight[name] * float(value.detach()) for name, value in losses.items()), rel=1e-5
         )

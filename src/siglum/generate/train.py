@@ -18,6 +18,7 @@ from siglum.fuse.contrastive import embed
 from siglum.generate.decoder import CodeDecoder
 from siglum.generate.query import QueryHead, query_vectors
 from siglum.generate.weights import load_t5
+from siglum.graph import GraphedStep
 from siglum.log import Log, progress
 from siglum.loop import Metrics, adam, batches, cosine_lr, num_batches, seed_of, set_lr, train
 from siglum.tokenize.train import Tokenizer
@@ -83,9 +84,13 @@ def fit_decoder(
     resume: bool = False,
     log: Log | None = None,
     head: QueryHead | None = None,
+    graphs: bool = True,
 ) -> tuple[CodeDecoder, list[Metrics]]:
-    """Train a decoder on the training pairs; the tokenizer (and the query head, if there is one) stay as they are."""
-    run = _Run(vectors, tokenizer, config, seed, device, head)
+    """Train a decoder on the training pairs; the tokenizer (and the query head, if there is one) stay as they are.
+
+    On one GPU a step is a CUDA graph unless `graphs` is off (see `siglum.graph`); checkpoints are the same.
+    """
+    run = _Run(vectors, tokenizer, config, seed, device, head, graphs)
     behind = [] if head is None else [fingerprint(*head.state_dict().values())]
     made_from = [config_fingerprint(config), tokenizer.fingerprint(), str(seed), str(len(vectors.pair_query))]
     history = train(
@@ -100,6 +105,7 @@ def fit_decoder(
         identity="-".join(made_from + behind),
         log=log,
     )
+    run.optimiser.zero_grad(set_to_none=True)  # gradients would keep a graph's memory
     return run.decoder.eval(), history
 
 
@@ -114,6 +120,7 @@ class _Run:
         seed: int,
         device: str,
         head: QueryHead | None,
+        graphs: bool = True,
     ) -> None:
         self.config, self.seed, self.device = config, seed, device
         precision = one_of("decoder.precision", config.precision, ("auto", "fp32", "bf16"))
@@ -129,6 +136,7 @@ class _Run:
         self.decoder = new_decoder(tokenizer, config, seed).to(device)
         self.optimiser = adam([(self.decoder, 1.0, config.weight_decay)], betas=(0.9, 0.98))
         self.steps = num_batches(len(self.pair_q), config.batch_size)
+        self.graphed: GraphedStep[Tensor] = GraphedStep(device, graphs=graphs)
 
     def epoch(self, epoch: int) -> Metrics:
         """Run one pass over the pairs and return training and validation losses."""
@@ -145,6 +153,11 @@ class _Run:
     def _step(self, rows: Tensor, step: int) -> Tensor:
         config = self.config
         set_lr(self.optimiser, cosine_lr(config.lr, config.lr_end, config.warmup, step, config.epochs * self.steps))
+        return self.graphed(self._learn, rows, self.optimiser)
+
+    def _learn(self, rows: Tensor) -> Tensor:
+        """Make a step at the learning rate that is set; a function of the rows, as a graph needs it."""
+        config = self.config
         query, target = self.query[self.pair_q[rows]], self.item[self.pair_x[rows]]
         codes = self.codes[self.pair_x[rows]]
         mixed = augment_queries(query, target, config.augmentation)

@@ -14,6 +14,7 @@ from siglum.config import FusionConfig, TokenizerConfig, config_fingerprint
 from siglum.files import fingerprint
 from siglum.fuse.contrastive import DeviceFeatures, contrastive_loss, embed
 from siglum.fuse.modules import Fusion
+from siglum.graph import GraphedStep
 from siglum.log import Log, progress
 from siglum.loop import Metrics, adam, batches, cosine_lr, num_batches, seed_of, set_lr, train
 from siglum.tokenize.losses import alignment_loss, codebook_loss, prefix_ranking_loss, residual_loss, straight_through
@@ -94,14 +95,14 @@ def _first_places(target_id_N: Tensor) -> Tensor:
     return place_N[torch.searchsorted(ordered_N, target_id_N)]
 
 
-def total_loss(losses: dict[str, Tensor], config: TokenizerConfig, ramp: float) -> Tensor:
-    """L_total (eq. stage1) with lambda times the warm-up ramp."""
+def total_loss(losses: dict[str, Tensor], config: TokenizerConfig, rank_weight: float | Tensor) -> Tensor:
+    """L_total (eq. stage1) with `rank_weight` for lambda, which rises during the warm-up."""
     weights = {
         "cl": 1.0,
         "rq": config.rq_weight,
         "codebook": config.rq_weight,
         "mse": config.mse_weight,
-        "rank": config.rank_weight * ramp,
+        "rank": rank_weight,
     }
     return torch.stack([weights[name] * loss for name, loss in losses.items()]).sum()
 
@@ -116,9 +117,13 @@ def fit_tokenizer(
     folder: Path | None = None,
     resume: bool = False,
     log: Log | None = None,
+    graphs: bool = True,
 ) -> Tokenizer:
-    """Train codebooks (and the fusion module, if `train_fusion`) from the given fusion module on."""
-    run = _Run(vectors, fusion.to(device), config, seed, device)
+    """Train codebooks (and the fusion module, if `train_fusion`) from the given fusion module on.
+
+    On one GPU a step is a CUDA graph unless `graphs` is off (see `siglum.graph`); checkpoints are the same.
+    """
+    run = _Run(vectors, fusion.to(device), config, seed, device, graphs)
     start = fingerprint(*fusion.state_dict().values(), run.pair_q, run.pair_x)
     identity = "-".join([config_fingerprint(config), config_fingerprint(fusion.config), str(seed), start])
     modules = {"fusion": run.fusion, "quantizer": run.quantizer}
@@ -134,13 +139,23 @@ def fit_tokenizer(
         identity=identity,
         log=log,
     )
+    if run.optimiser is not None:
+        run.optimiser.zero_grad(set_to_none=True)  # gradients would keep a graph's memory
     return Tokenizer(run.fusion.eval(), run.quantizer.eval(), history)
 
 
 class _Run:
     """The state of one tokenizer training; `epoch` is what the loop calls."""
 
-    def __init__(self, vectors: Vectors, fusion: Fusion, config: TokenizerConfig, seed: int, device: str) -> None:
+    def __init__(
+        self,
+        vectors: Vectors,
+        fusion: Fusion,
+        config: TokenizerConfig,
+        seed: int,
+        device: str,
+        graphs: bool = True,
+    ) -> None:
         if len(vectors.pair_query) == 0:
             raise SiglumError("there are no training pairs: give queries of split train with positives.")
         if config.batch_size % dist.world():
@@ -169,6 +184,11 @@ class _Run:
         self.parameters = [parameter for parameter in learned if parameter.requires_grad]
         self.optimiser = adam(groups) if self.parameters else None
         self.steps = num_batches(len(self.pair_q), config.batch_size)
+        self.rank_weight = torch.zeros((), device=device)
+        """Lambda times the warm-up ramp, filled before every step."""
+        self.picks: Picks | None = None
+        """What this epoch's revivals take: the same tensors in every epoch, as a graph knows them by their place."""
+        self.graphed: GraphedStep[tuple[dict[str, Tensor], Tensor]] = GraphedStep(device, graphs=graphs)
 
     def _initialise(self) -> None:
         generator = torch.Generator().manual_seed(seed_of(self.seed, "kmeans"))
@@ -194,14 +214,14 @@ class _Run:
         generator = torch.Generator().manual_seed(seed_of(self.seed, "tokenizer", epoch))
         sums: dict[str, Tensor] = {}
         work = batches(len(self.pair_q), self.config.batch_size, generator, self.device)
-        picks = self._picks(generator)
+        picks = self._draw_picks(generator)
         used = torch.zeros(sum(self.quantizer.sizes), device=self.device)
         for step, rows in enumerate(
             progress(work, f"tokenizer: epoch {epoch + 1}/{self.config.epochs}", total=self.steps)
         ):
-            losses, codes = self._step(dist.share(rows), epoch * self.steps + step, picks)
+            losses, codes = self._step(dist.share(rows), epoch * self.steps + step)
             for name, value in losses.items():
-                sums[name] = sums.get(name, torch.zeros((), device=self.device)) + value.detach()
+                sums[name] = sums.get(name, torch.zeros((), device=self.device)) + value
             used.index_fill_(0, (codes + self.quantizer.offset_T).flatten(), 1.0)
         sums = {name: dist.sum_over_processes(value) / dist.world() for name, value in sums.items()}
         seen = (dist.sum_over_processes(used) > 0).float().split(self.quantizer.sizes)
@@ -223,33 +243,50 @@ class _Run:
         shares = token_survival(query, codes, list(self.quantizer.codebooks), WATCHED_BEAM, self.quantizer.first)
         return [round(share, 4) for share in shares]
 
-    def _picks(self, generator: torch.Generator) -> Picks:
-        """Draw what an epoch's revivals may need."""
+    def _draw_picks(self, generator: torch.Generator) -> Picks:
+        """Draw what an epoch's revivals may need into `picks` and return it."""
         vectors_a_pair = 1 if self.config.statistics == "targets" else 2
         rows = vectors_a_pair * min(self.config.batch_size, len(self.pair_q))
-        return self.quantizer.draw_picks(rows, self.steps, generator)
+        drawn = self.quantizer.draw_picks(rows, self.steps, generator)
+        if self.picks is None:
+            self.picks = drawn
+        else:
+            self.picks.row_M.copy_(drawn.row_M)
+            self.picks.taken.zero_()
+        return self.picks
 
-    def _step(self, rows: Tensor, step: int, picks: Picks) -> tuple[dict[str, Tensor], Tensor]:
-        config = self.config
-        total_steps = config.epochs * self.steps
+    def _step(self, rows: Tensor, step: int) -> tuple[dict[str, Tensor], Tensor]:
+        config, total_steps = self.config, self.config.epochs * self.steps
+        self.rank_weight.fill_(config.rank_weight * min(1.0, (step + 1) / max(1.0, config.warmup * total_steps)))
+        if self.optimiser is not None:
+            set_lr(self.optimiser, cosine_lr(config.lr, 0.1, 0.0, step, total_steps))
+        return self.graphed(self._learn, rows, self.optimiser)
+
+    def _learn(self, rows: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """Make a step at the learning rate and lambda that are set; a function of the rows, as a graph needs it."""
         target_id = self.pair_x[rows]
         query, target = self._vectors(self.pair_q[rows], target_id)
         losses, residuals, codes = tokenizer_losses(
             self.quantizer, query, target, target_id, self.modality[target_id], self.fusion.config
         )
-        ramp = min(1.0, (step + 1) / max(1.0, config.warmup * total_steps))
         if self.optimiser is not None:
-            set_lr(self.optimiser, cosine_lr(config.lr, 0.1, 0.0, step, total_steps))
             self.optimiser.zero_grad(set_to_none=True)
-            total_loss(losses, config, ramp).backward()
+            total_loss(losses, self.config, self.rank_weight).backward()
             dist.average_gradients(self.parameters)
             self.optimiser.step()
+        self._follow(residuals, codes)
+        return {name: value.detach() for name, value in losses.items()}, codes
+
+    def _follow(self, residuals: list[Tensor], codes: Tensor) -> None:
+        """Move codebooks by what the batch's queries and targets were assigned, and revive the dead."""
         # Pair by pair, so that the rows of several processes join in the order in which one process has them.
-        pairs = torch.arange(2 * len(query), device=self.device).view(2, -1).T
-        keep = pairs[:, 1] if config.statistics == "targets" else pairs.flatten()
+        pairs = torch.arange(len(codes), device=self.device).view(2, -1).T
+        keep = pairs[:, 1] if self.config.statistics == "targets" else pairs.flatten()
+        assert self.picks is not None, "an epoch draws them first"
+        taken = self.picks.taken
         self.quantizer.follow_gradient()
-        self._forget(self.quantizer.fit_step([r[keep].detach() for r in residuals], codes[keep], picks))
-        return losses, codes
+        self._forget(self.quantizer.fit_step([r[keep].detach() for r in residuals], codes[keep], self.picks))
+        self.picks.taken = taken.copy_(self.picks.taken)
 
     def _forget(self, revived: dict[int, Tensor]) -> None:
         """Clear the optimiser's memory of revived codewords: it belongs to the dead ones."""
