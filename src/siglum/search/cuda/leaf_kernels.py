@@ -71,7 +71,8 @@ def settle(
         found.path_QC, step, found.begins_QC.view(torch.int8), found.row_QC, found.end_QC,
         found.over_Q.view(torch.int8), trie.shared_N, out, leaves, k, depth, beam,
         T=0 if step_QCT is None else step_QCT.shape[2], PRUNES=sum(1 << (level - depth) for level in pruning),
-        BC=lanes, BJ=lanes if lanes <= 64 else 4_096 // lanes, BK=min(1024, triton.next_power_of_2(k)),
+        BC=lanes, BJ=lanes if lanes <= 128 else 4_096 // lanes, BK=min(1024, triton.next_power_of_2(k)),
+        BT=triton.next_power_of_2(max(1, 0 if step_QCT is None else step_QCT.shape[2])),
         num_warps=4 if lanes <= 64 else 8,
     )  # fmt: skip
     return out
@@ -153,7 +154,7 @@ def _beaten(score, weight, i, rank, ranks, leaves, ROWS: tl.constexpr, BC: tl.co
 @compiled
 def _settle(
     path, step, begins, row, end, over, shared, out, leaves, k, depth, beam,
-    T: tl.constexpr, PRUNES: tl.constexpr, BC: tl.constexpr, BJ: tl.constexpr, BK: tl.constexpr,
+    T: tl.constexpr, PRUNES: tl.constexpr, BC: tl.constexpr, BJ: tl.constexpr, BK: tl.constexpr, BT: tl.constexpr,
 ) -> None:  # fmt: skip
     query = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BC)
@@ -166,15 +167,18 @@ def _settle(
     if PRUNES > 0:
         common = tl.load(shared + own_row, mask=ok, other=0).to(tl.int32)
         leads = tl.load(begins + at, mask=ok, other=0).to(tl.int32)
-    added = tl.zeros([BC], tl.float64)
-    for t in tl.static_range(T):
-        added += tl.load(step + at * T + t, mask=ok, other=0.0).to(tl.float64)
-        score = start + added
-        if (PRUNES >> t) & 1:
-            begin = ok & ((leads != 0) | (common <= depth + t))
+    if T > 0:
+        t = tl.arange(0, BT)
+        steps = tl.load(step + (at * T)[:, None] + t[None, :], mask=ok[:, None] & (t < T)[None, :], other=0.0)
+        paths = start[:, None] + tl.cumsum(steps.to(tl.float64), 1)
+        score = tl.sum(tl.where(t[None, :] == T - 1, paths, 0.0), 1)
+    for level in tl.static_range(T):
+        if (PRUNES >> level) & 1:
+            begin = ok & ((leads != 0) | (common <= depth + level))
             weight = tl.where(begin, stands, 0)
             if tl.sum(weight, 0) > beam:  # fewer nodes stand as they are
-                better = _beaten(score, weight, i, i, rows, leaves, False, BC, BJ)
+                so_far = tl.sum(tl.where(t[None, :] == level, paths, 0.0), 1)
+                better = _beaten(so_far, weight, i, i, rows, leaves, False, BC, BJ)
                 # Every leaf stands or falls with the first of its node: the latest beginning at or before it.
                 verdict = tl.where(begin, 2 * i + (better < beam).to(tl.int32), -1)
                 stands = stands & tl.associative_scan(verdict, 0, _later)

@@ -108,14 +108,14 @@ class GraphSearch:
             return [Ranking(nothing, nothing, np.zeros(0)) for _ in range(len(query_QD))]
         with self._hold():
             engine = self.engine if allowed is None else self._filtered(allowed)
-            found = self._answer(engine, query_QD, k, torch.device("cpu"))
-        row_QK, score_QK = found.row_QK.numpy(), found.score_QK.numpy().copy()  # the host's own copies
+            packed_QF = self._answer(engine, query_QD, k, torch.device("cpu")).packed_QF.numpy()
+        own_QK, score_QK = packed_QF[:, :k].astype(np.int64), packed_QF[:, k : 2 * k].copy()
         if np.isnan(score_QK).any():
             raise SiglumError("a score is not a number: the query vectors or the model's weights contain NaN.")
-        count = (row_QK >= 0).sum(1).tolist()
-        whole_QK = engine.trie.rows[np.maximum(row_QK, 0)]
-        position_QK = self.index.order[whole_QK].astype(np.int64)
-        columns = zip(position_QK, whole_QK, score_QK, count, strict=True)
+        count = np.count_nonzero(own_QK >= 0, axis=1).tolist()
+        row_QK = engine.trie.rows[own_QK]  # what stands for no row is cut off below
+        position_QK = self.index.order[row_QK].astype(np.int64)
+        columns = zip(position_QK, row_QK, score_QK, count, strict=True)
         return [Ranking(position[:n], row[:n], score[:n]) for position, row, score, n in columns]
 
     @torch.no_grad()
@@ -146,10 +146,11 @@ class GraphSearch:
         plans = [self._plan_of(engine, len(part)) for part in parts]
         found = self._run(engine, parts, plans, k, to)
         if not all(plan.sure for plan in plans):
-            late = found.over_Q.nonzero()[:, 0]
-            parts = query_QD[late.to(query_QD.device)].split(LATE) if len(late) else ()
-            plans = [engine.shape.walk(bucket(len(part))) for part in parts]
-            found.packed_QF[late] = self._run(engine, parts, plans, k, to).packed_QF
+            late = found.packed_QF[:, -1].nonzero()[:, 0]
+            if len(late):
+                parts = query_QD[late.to(query_QD.device)].split(LATE)
+                plans = [engine.shape.walk(bucket(len(part))) for part in parts]
+                found.packed_QF[late] = self._run(engine, parts, plans, k, to).packed_QF
         return found
 
     def _run(self, engine: Engine, parts: Sequence[Tensor], plans: Sequence[Plan], k: int, to: torch.device) -> Found:
