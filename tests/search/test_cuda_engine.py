@@ -201,6 +201,9 @@ def test_graphs_are_captured_before_a_query_is_late(monkeypatch: pytest.MonkeyPa
             assert len(query) <= self.batch
             return self.run(query)
 
+        def fetch(self, query: Tensor) -> np.ndarray:
+            return self(query).packed_QF.numpy()
+
     monkeypatch.setattr("siglum.search.cuda.search.Captured", Stand)
     case, config = Case(3, "near", queries=20), SearchConfig(beam=12)
     engine = case.engine(config, Plan(1, 8))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,15 +31,24 @@ class Captured:
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 for _ in range(WARM_UPS):
-                    run(self.query_QD)
+                    packed_QF = run(self.query_QD).packed_QF
             torch.cuda.current_stream().wait_stream(side)
             torch.cuda.synchronize()
+            self._host_QF = torch.empty_like(packed_QF, device="cpu", pin_memory=True)
+            self._rows_QF = self._host_QF.numpy()
             self.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graph, pool=memory):
                 self.found = run(self.query_QD)
+                self._host_QF.copy_(self.found.packed_QF, non_blocking=True)
 
     def __call__(self, query_QD: Tensor) -> Found:
         """Search; the results lie in the graph's own memory until the next call."""
         self.query_QD[: len(query_QD)].copy_(query_QD, non_blocking=True)
         self.graph.replay()
         return Found(self.found.packed_QF[: len(query_QD)])
+
+    def fetch(self, query_QD: Tensor) -> np.ndarray:
+        """Search and return what `Found` holds, packed, as an array of the host's (Q, F)."""
+        self(query_QD)
+        torch.cuda.current_stream().synchronize()
+        return self._rows_QF[: len(query_QD)].copy()

@@ -6,7 +6,7 @@ Shapes: Q queries, D numbers a vector, K results.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from threading import Lock
@@ -108,8 +108,8 @@ class GraphSearch:
             return [Ranking(nothing, nothing, np.zeros(0)) for _ in range(len(query_QD))]
         with self._hold():
             engine = self.engine if allowed is None else self._filtered(allowed)
-            packed_QF = self._answer(engine, query_QD, k, torch.device("cpu")).packed_QF.numpy()
-        own_QK, score_QK = packed_QF[:, :k].astype(np.int64), packed_QF[:, k : 2 * k].copy()
+            packed_QF = self._answer(engine, query_QD, k)
+        own_QK, score_QK = packed_QF[:, :k].astype(np.int64), packed_QF[:, k : 2 * k]
         if np.isnan(score_QK).any():
             raise SiglumError("a score is not a number: the query vectors or the model's weights contain NaN.")
         count = np.count_nonzero(own_QK >= 0, axis=1).tolist()
@@ -125,8 +125,19 @@ class GraphSearch:
         The host waits for nothing, except that it asks once, at the end, whether a query was over its plan; with
         plans that are sure it does not ask.
         """
+        self._check(query_QD, k)
         with self._hold():
-            found = self._answer(self.engine, query_QD, k, self.device)
+            plans = [self.plan(len(part)) for part in query_QD.split(BUCKETS[-1])]
+            parts = [
+                self._find(self.engine, part, plan, k).packed_QF.clone()  # the next one is written over it
+                for part, plan in zip(query_QD.split(BUCKETS[-1]), plans, strict=True)
+            ]
+            found = Found(torch.cat(parts))
+            if not all(plan.sure for plan in plans):
+                late = found.over_Q.nonzero()[:, 0]
+                if len(late):
+                    walked = self._walk(self.engine, query_QD[late.to(query_QD.device)], k)
+                    found.packed_QF[late] = torch.from_numpy(walked).to(self.device)
         return found.row_QK, found.score_QK
 
     @contextmanager
@@ -136,46 +147,55 @@ class GraphSearch:
         with self._alone, own:
             yield
 
-    def _answer(self, engine: Engine, query_QD: Tensor, k: int, to: torch.device) -> Found:
-        """Search batch by batch, each by its own plan, then level by level what a plan had no room for."""
+    def _check(self, query_QD: Tensor, k: int) -> None:
+        """Refuse queries of another shape than the model's, and k below one."""
         if k < 1:
             raise SiglumError(f"k must be at least 1, not {k}.")
         if query_QD.ndim != 2 or query_QD.shape[1] != self.width:
             raise SiglumError(f"query vectors must have shape (Q, {self.width}), but have {tuple(query_QD.shape)}.")
-        parts = query_QD.split(BUCKETS[-1]) if len(query_QD) else ()
-        plans = [self._plan_of(engine, len(part)) for part in parts]
-        found = self._run(engine, parts, plans, k, to)
-        if not all(plan.sure for plan in plans):
-            late = found.packed_QF[:, -1].nonzero()[:, 0]
-            if len(late):
-                parts = query_QD[late.to(query_QD.device)].split(LATE)
-                plans = [engine.shape.walk(bucket(len(part))) for part in parts]
-                found.packed_QF[late] = self._run(engine, parts, plans, k, to).packed_QF
-        return found
 
-    def _run(self, engine: Engine, parts: Sequence[Tensor], plans: Sequence[Plan], k: int, to: torch.device) -> Found:
-        """Search batches one after the other; results are on the host, where asked for, when this returns."""
-        total, hosted = sum(len(part) for part in parts), to.type == "cpu" and self.device.type == "cuda"
-        packed_QF, at = torch.empty(total, 2 * k + 1, dtype=torch.float64, device=to, pin_memory=hosted), 0
-        for part, plan in zip(parts, plans, strict=True):
-            found = self._find(engine, part, plan, k)
-            packed_QF[at : at + len(part)].copy_(found.packed_QF, non_blocking=True)
-            at += len(part)
-        if hosted:
-            torch.cuda.current_stream().synchronize()
-        return Found(packed_QF)
+    def _answer(self, engine: Engine, query_QD: Tensor, k: int) -> np.ndarray:
+        """Search batch by batch, each by its own plan, then walk what a plan had no room for; packed (Q, F)."""
+        self._check(query_QD, k)
+        if not len(query_QD):
+            return np.zeros((0, 2 * k + 1))
+        parts = [query_QD] if len(query_QD) <= BUCKETS[-1] else query_QD.split(BUCKETS[-1])
+        rows = [self._fetch(engine, part, self._plan_of(engine, len(part)), k) for part in parts]
+        packed_QF = rows[0] if len(rows) == 1 else np.concatenate(rows)
+        late = np.flatnonzero(packed_QF[:, -1])
+        if len(late):
+            packed_QF[late] = self._walk(engine, query_QD[torch.from_numpy(late).to(query_QD.device)], k)
+        return packed_QF
+
+    def _walk(self, engine: Engine, query_QD: Tensor, k: int) -> np.ndarray:
+        """Search level by level to the end, which every query has room for; packed (Q, F)."""
+        parts = query_QD.split(LATE)
+        return np.concatenate([self._fetch(engine, part, engine.shape.walk(bucket(len(part))), k) for part in parts])
+
+    def _fetch(self, engine: Engine, query_QD: Tensor, plan: Plan, k: int) -> np.ndarray:
+        """Search one batch; results are an array of the host's, packed (Q, F)."""
+        captured = self._captures(engine, len(query_QD), plan, k)
+        if captured is not None:
+            return captured.fetch(query_QD)
+        packed: np.ndarray = engine.find(query_QD.to(self.device, torch.float32), plan, k).packed_QF.cpu().numpy()
+        return packed
 
     def _find(self, engine: Engine, query_QD: Tensor, plan: Plan, k: int) -> Found:
-        """Search one batch."""
+        """Search one batch; results may lie in memory that the next one is written to."""
+        captured = self._captures(engine, len(query_QD), plan, k)
+        return engine.find(query_QD.to(self.device, torch.float32), plan, k) if captured is None else captured(query_QD)
+
+    def _captures(self, engine: Engine, batch: int, plan: Plan, k: int) -> Captured | None:
+        """Return the graph for a batch, or None where there are no graphs: a filter's engine serves too few calls."""
         if not self._graphs or engine is not self.engine:
-            return engine.find(query_QD.to(self.device, torch.float32), plan, k)
-        size = bucket(len(query_QD))
+            return None
+        size = bucket(batch)
         if (size, k, plan) not in self._captured:
             self._capture(size, k, plan)
             # A query without room must not wait for a capture of its own.
             for late in () if plan.sure else {1, bucket(min(size, LATE))}:
                 self._capture(late, k, engine.shape.walk(late))
-        return self._captured[size, k, plan](query_QD)
+        return self._captured[size, k, plan]
 
     def _capture(self, size: int, k: int, plan: Plan) -> None:
         """Capture a graph unless it is there."""
