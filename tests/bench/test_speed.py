@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -188,7 +193,10 @@ def test_cases_follow_what_is_asked_for() -> None:
     own = Settings(work=Path("unused"), systems=("siglum", "faiss-flat"), modes=("scan", "exact"))
     wanted = {("siglum", "scan", "fp32"), ("faiss-flat", "none", "fp32")}
     assert set(own.cases()) == wanted | {("siglum", "exact", dtype) for dtype in ("fp32", "bf16", "int8")}
-    assert {case[0] for case in replace(own, device="cuda:1").cases()} == {"siglum"}
+    on_gpu = replace(own, device="cuda:1")
+    assert {case[0] for case in on_gpu.cases()} == {"siglum"}
+    assert own.elsewhere() == [] and on_gpu.elsewhere() == ["faiss-flat", "siglum scan"]
+    assert replace(on_gpu, systems=("torch-flat",)).elsewhere() == []
 
 
 def bench(out: Path, *more: str) -> int:
@@ -206,9 +214,14 @@ def test_one_command_measures_and_goes_on_where_it_was_stopped(tmp_path: Path) -
     assert all(set(KEYS) | {"overlap_at_50", "queries"} <= set(row) for row in rows)
     assert all(row["queries_per_s"] > 0 and row["p95_ms"] >= row["p50_ms"] > 0 for row in rows)
     assert [row["overlap_at_50"] is None for row in rows] == [row["system"] == "torch-flat" for row in rows]
-    assert any("against exhaustive search at batch 4" in note for note in document["notes"])
+    assert any(
+        "against exhaustive search at batch 1 and 4" in note or "at batch 4:" in note for note in document["notes"]
+    )
     assert document["machine"]["versions"]["torch"] and "before" in document["load_average"]
-    assert "| siglum | scan | fp32 | cpu | 400 | 4 |" in out.with_suffix(".md").read_text()
+    table = out.with_suffix(".md").read_text()
+    assert ["siglum", "scan", "fp32", "cpu", "400", "4"] in [
+        line.replace("|", " ").split()[:6] for line in table.split("\n")
+    ]
     assert not list(tmp_path.rglob("pool.safetensors"))  # taken away once all parts are there
     parts = sorted(tmp_path.rglob("400-*.json"))
     assert len(parts) == 4
@@ -222,6 +235,12 @@ def test_one_command_measures_and_goes_on_where_it_was_stopped(tmp_path: Path) -
     ("options", "said"),
     [
         (["--pools", "5k"], "--pools takes whole numbers"),
+        (["--pools", "0"], "--pools takes whole numbers of at least 1"),
+        (["--batches", "x"], "--batches takes whole numbers"),
+        (["--threads", "-1"], "--threads is -1"),
+        (["--seconds", "-1"], "--seconds is -1.0"),
+        (["--seconds", "nan"], "--seconds is nan"),
+        (["--scale", "big"], "paper, tiny"),
         (["--systems", "siglum,faiss"], "hf-generate"),
         (["--modes", "fast"], "scan-rescore"),
         (["--rounds", "0"], "--rounds must be at least 1"),
@@ -233,10 +252,74 @@ def test_wrong_options_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
 ) -> None:
     assert bench(tmp_path / "speed.json", *options) == 1
-    assert said in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert said in told and told.count("\n") == 1
 
 
-def test_what_fails_is_told_and_does_not_end_the_rest(tmp_path: Path) -> None:
-    own = Settings(work=tmp_path, pools=(400,), rounds=1, systems=("torch-flat",), scale="none-such")
-    with pytest.raises(SiglumError, match=r"nothing was measured.*none-such"):
-        speed.run_speed(own, lambda text: None)
+def test_parts_of_other_versions_do_not_count(tmp_path: Path) -> None:
+    own = Settings(work=tmp_path, versions="1")
+    assert own.folder() == replace(own, modes=("scan",)).folder() != replace(own, versions="2").folder()
+
+
+def test_one_system_that_fails_is_told_and_the_rest_is_kept(tmp_path: Path) -> None:
+    pytest.importorskip("faiss")
+    out = tmp_path / "speed.json"
+    assert bench(out, "--pools", "100", "--systems", "faiss-pq,torch-flat") == 0  # faiss-pq needs 256 items
+    document = json.loads(out.read_text())
+    assert {row["system"] for row in document["rows"]} == {"torch-flat"}
+    (note,) = [note for note in document["notes"] if note.startswith("faiss-pq fp32 over 100 items failed: ")]
+    assert note.endswith(".") and note in out.with_suffix(".md").read_text()
+
+
+def test_a_pool_that_cannot_be_made_is_told_once(tmp_path: Path) -> None:
+    own = Settings(work=tmp_path, pools=(400,), rounds=2, systems=("torch-flat", "siglum"), scale="none-such")
+    said: list[str] = []
+    with pytest.raises(SiglumError, match=r"nothing was measured: the pool of 400 items failed: .*none-such"):
+        speed.run_speed(own, said.append)
+    assert len(said) == 1
+
+
+PARENT = """
+import os, sys, time
+from pathlib import Path
+from siglum.bench import speed
+
+def wait(path):
+    Path(path).write_text(str(os.getpid()))
+    time.sleep(120)
+
+if __name__ == "__main__":
+    speed.PRELOADED = []
+    speed._in_process(speed.Settings(work=Path("unused")), wait, sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT])
+def test_what_is_measured_ends_with_the_command(tmp_path: Path, sign: signal.Signals) -> None:
+    script, mark = tmp_path / "parent.py", tmp_path / "pid"
+    script.write_text(PARENT)
+    parent = subprocess.Popen([sys.executable, str(script), str(mark)], stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: mark.exists() and mark.read_text() != "")
+        parent.send_signal(sign)
+        assert parent.wait(30) != 0
+        until(lambda: not is_running(int(mark.read_text())))
+    finally:
+        parent.kill()
+
+
+def until(done: Callable[[], bool]) -> None:
+    for _ in range(300):
+        if done():
+            return
+        time.sleep(0.1)
+    pytest.fail("it did not happen within half a minute")
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    state = Path(f"/proc/{pid}/stat")
+    return not state.exists() or state.read_text().rpartition(")")[2].split()[0] != "Z"

@@ -8,6 +8,8 @@ import pytest
 
 from siglum.bench.speed_table import compare, make_notes, make_rows, markdown, spread_of
 
+PAIR = ((1, "siglum", "scan"), (2, "torch-flat", "none"))
+
 
 def part(system: str, rate: float, *, mode: str = "none", dtype: str = "fp32", **more: Any) -> dict[str, Any]:
     batch = more.pop("batch", 1)
@@ -40,8 +42,9 @@ def test_overlap_is_that_of_the_round_with_most_queries_compared() -> None:
 def test_batches_left_out_have_a_note_and_no_row() -> None:
     parts = [part("hf-generate", 1.0), {**part("hf-generate", 1.0, batch=512), "seconds": []}]
     rows = make_rows(parts, "cuda")
+    parts.append({**parts[1], "batch": 1024})
     assert [row["batch"] for row in rows] == [1]
-    assert any("not timed at batch 512" in note for note in make_notes(rows, parts))
+    assert any("not timed at batch 512 and 1,024: smaller" in note for note in make_notes(rows, parts))
 
 
 def test_what_is_to_know_about_a_pool_is_said_once() -> None:
@@ -81,7 +84,16 @@ def test_the_table_has_a_line_a_row_and_the_notes() -> None:
     document = {"rows": rows, "notes": ["be fair."], "machine": {"gpu": None, "cpu": "fast one"}}
     text = markdown({**document, "settings": {"threads": 2}, "load_average": {"before": 0.1, "after": 1.9}})
     assert "fast one, 2 threads; load average 0.10 before and 1.90 after." in text
-    assert "| siglum | exact | fp32 | cpu | 1,000 | 1 | 12 | – |" in text and "- be fair." in text
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert lines[1].count("-:") == 9 and len({len(line) for line in lines}) == 1  # aligned, numbers to the right
+    cells = ["siglum", "exact", "fp32", "cpu", "1,000", "1", "12.0", "–", "83.3", "83.3", "1.000", "–", "2"]
+    assert lines[2].replace("|", " ").split() == cells and "- be fair." in text
+
+
+def test_what_is_said_of_several_batches_is_said_once() -> None:
+    parts = [part(name, 10.0 * place, mode=mode, batch=batch) for batch in (1, 8, 32) for place, name, mode in PAIR]
+    notes = make_notes(make_rows(parts, "cpu"), parts)
+    assert "siglum scan against exhaustive search at batch 1, 8 and 32: dense wins over 1,000 items." in notes
 
 
 def test_spread_is_between_rounds() -> None:

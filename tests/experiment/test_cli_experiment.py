@@ -43,11 +43,22 @@ def test_train_here_and_draw_there(call: Callable[..., str], tmp_path: Path, mon
     assert results["command"].startswith("siglum experiment main --data world --recipe pro --scale tiny --seeds 1")
 
 
+def test_efficiency_does_not_encode_the_world(call: Callable[..., str], tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(Setting, "vectors", None)
+    words = ["efficiency", "--data", "world", "--scale", "tiny", "--pools", "60", "--out", tmp_path, "--json"]
+    told = json.loads(call("experiment", *words))
+    assert told["efficiency"] == {"units": 1, "measured": 1, "missing": {}}
+    assert json.loads((tmp_path / "efficiency" / "results.json").read_text())["data"] == "world"
+    assert not (tmp_path / "data").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
         (("mein", "--data", "world"), "experiment is 'mein', but must be one of: main, ablation"),
         (("main", "--data", "nowhere"), "--data is 'nowhere', but must be world or a folder"),
+        (("efficiency", "--data", "nowhere"), "--data is 'nowhere', but must be world or a folder"),
+        (("efficiency", "--data", "."), "captions"),
         (("main", "--data", "world", "--recipe", "x"), "recipe is 'x'"),
         (("main", "--data", "world", "--scale", "captions"), "folders of captions"),
         (("main", "--data", "world", "--seeds", "0"), "--seeds must be at least 1"),

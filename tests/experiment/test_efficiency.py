@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from siglum.config import RunConfig
+from siglum.config import RunConfig, SearchConfig
 from siglum.experiment import efficiency_systems as systems
 from siglum.experiment.base import Part, open_experiment
 from siglum.experiment.efficiency import POOLS, Efficiency, crossings
@@ -21,6 +21,7 @@ from siglum.experiment.efficiency_bytes import RIVALS, break_even, bytes_of, siz
 from siglum.experiment.efficiency_systems import Clock, Pool, random_pool
 from siglum.experiment.setting import Setting
 from siglum.recipes import recipe
+from siglum.search.fast import FastSearch
 from siglum.search.flat import flat_search
 from siglum.types import SiglumError
 
@@ -47,16 +48,47 @@ def parts(setting: Setting) -> list[Part]:
     return found
 
 
-def test_exhaustive_systems_find_the_best(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    hat = sum(book[pool.codes_NT[:, level]] for level, book in enumerate(pool.codebooks))
+def _reconstructed(pool: Pool) -> torch.Tensor:
+    """Return the sums of the items' codewords (N, D)."""
+    codes_NT = torch.as_tensor(pool.index.codes_of([str(place) for place in range(len(pool.index))])).long()
+    return sum(book[codes_NT[:, level]] for level, book in enumerate(pool.codebooks))
+
+
+def test_dense_search_finds_the_best(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = flat_search(pool.query_QD, pool.item_ND, systems.K)
     for cells in (systems.CELLS, 7 * 64):  # in one piece, and in five
         monkeypatch.setattr(systems, "CELLS", cells)
-        for search, item, squared in (
-            (systems.dense(pool, torch.float32), pool.item_ND, False),
-            (systems.scan(pool), hat, True),
-        ):
-            expected = flat_search(pool.query_QD, item, systems.K, squared_distance=squared)
-            assert search(pool.query_QD).tolist() == [ranking.position.tolist() for ranking in expected]
+        found = systems.dense(pool, torch.float32)(pool.query_QD)
+        assert found.tolist() == [ranking.position.tolist() for ranking in expected]
+
+
+@pytest.mark.parametrize("items", [300, 20_000])
+def test_a_scan_finds_the_nearest_reconstructions(items: int) -> None:
+    pool = random_pool(recipe("pro", "tiny"), items, 7, "cpu")
+    expected = flat_search(pool.query_QD, _reconstructed(pool), systems.K, squared_distance=True)
+    for ranking, right in zip(systems.scan(pool)(pool.query_QD), expected, strict=True):
+        assert ranking.position.tolist() == right.position.tolist()
+        assert ranking.score == pytest.approx(right.score, abs=1e-5)
+
+
+def test_what_is_timed_is_the_engine_that_a_retriever_chooses(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    search = FastSearch.search
+
+    def noted(self: FastSearch, query_QD: torch.Tensor, **more: Any) -> Any:
+        asked.append((self.config.mode, self.config.scorer, self.config.precision, self.config.batch_size))
+        return search(self, query_QD, **more)
+
+    monkeypatch.setattr(FastSearch, "search", noted)
+    for one in (systems.scan(pool), systems.generative(pool, "decoder"), systems.generative(pool, "fused")):
+        one(pool.query_QD)
+    assert asked == [
+        ("scan", "fused", "fp32", 7),
+        ("exact", "decoder", "fp32", 7),
+        ("exact", "fused", "fp32", 7),
+    ]
+    with pytest.raises(SiglumError, match="no fast engine searches in mode exact by scorer geometry"):
+        systems.engine(pool, SearchConfig(scorer="geometry"))
 
 
 def test_graph_search_finds_the_best_of_a_small_pool(pool: Pool) -> None:
@@ -76,9 +108,11 @@ def test_generative_search_asks_as_the_recipe_does(pool: Pool) -> None:
 
 
 def test_vectors_are_sums_of_their_codewords(pool: Pool) -> None:
-    hat = sum(book[pool.codes_NT[:, level]] for level, book in enumerate(pool.codebooks))
-    assert torch.allclose(hat, pool.item_ND, atol=1e-5) and 0.9 < float(pool.item_ND.norm(dim=1).mean()) < 1.1
-    assert pool.index.sizes == (3, 16, 32, 32, 64) and not pool.codes_NT[:, 0].any()
+    assert (
+        torch.allclose(_reconstructed(pool), pool.item_ND, atol=1e-5)
+        and 0.9 < float(pool.item_ND.norm(dim=1).mean()) < 1.1
+    )
+    assert pool.index.sizes == (3, 16, 32, 32, 64) and not pool.index.codes()[:, 0].any()
 
 
 def test_bytes_of_the_paper_size() -> None:
@@ -87,6 +121,7 @@ def test_bytes_of_the_paper_size() -> None:
     assert found["codes_paper"]["item"] == 32 and found["dense_fp32"]["item"] / 32 == 96
     # 2 bits of modality and 4 x 9 + 8 x 10 + 4 x 11 bits of codes; a shared length and a place besides.
     assert found["codes"]["item"] == 21 and found["generative"]["item"] == found["fused"]["item"] == 22, "few items"
+    assert found["scan"]["item"] == 22 + 16 * 4 + 4, "the index, codes unpacked, squared lengths"
     codewords = 4 * 512 + 8 * 1024 + 4 * 2048
     assert found["fused"]["fixed"] - found["generative"]["fixed"] == 4 * 768 * codewords == found["scan"]["fixed"]
     assert found["generative"]["fixed"] == 4 * random_pool(config, 2, 1, "cpu").decoder.parameter_count() > 4 * 30e6

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_setting import small_setting
+from small_setting import SmallSetting, small_setting
 
 from siglum.config import SearchConfig
 from siglum.experiment import run as running
@@ -43,10 +43,11 @@ class Fake:
         self.faults: dict[str, BaseException] = {}
         self.factor = 2
         self.alone: set[str] = set()
+        self.data = True
 
     def units(self, setting: Setting) -> list[Unit]:
         return [
-            Unit(name, seed, setting.config(seed=seed), {"factor": self.factor}, name in self.alone)
+            Unit(name, seed, setting.config(seed=seed), {"factor": self.factor}, name in self.alone, self.data)
             for seed in range(setting.seeds)
             for name in "abc"
         ]
@@ -161,6 +162,15 @@ def test_units_that_measure_time_come_last_and_alone(fake: Fake, run: Run) -> No
     fake.alone = {"a"}
     run()
     assert fake.measured == ["b0", "c0", "a0"]
+
+
+def test_data_are_made_only_where_a_unit_needs_them(fake: Fake, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    monkeypatch.setattr(SmallSetting, "vectors", lambda self: made.append(self.data))
+    fake.data = False
+    assert run()["measured"] == 3 and made == []
+    fake.data, fake.factor = True, 3
+    assert run()["measured"] == 3 and made == ["world"]
 
 
 def test_the_limit_begins_nothing_and_assembles_what_is_there(fake: Fake, run: Run) -> None:

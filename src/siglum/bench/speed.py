@@ -9,10 +9,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Thread
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +78,8 @@ class Settings:
     """Time of one measurement, unless two calls take longer."""
     scale: str = "paper"
     run: str | None = None
+    versions: str = ""
+    """Versions of what is measured; parts of others do not count."""
 
     @property
     def kind(self) -> str:
@@ -95,11 +99,19 @@ class Settings:
             if case[0] in self.systems and (case[0] != "siglum" or case[1] in self.modes)
         ]
 
+    def elsewhere(self) -> list[str]:
+        """Return what is asked for and has no case on this device."""
+        here = {case[:2] for case in CASES[self.kind]}
+        absent = [name for name in self.systems if name not in {system for system, _ in here}]
+        modes = self.modes if "siglum" in self.systems else ()
+        return absent + [f"siglum {mode}" for mode in modes if ("siglum", mode) not in here]
+
     def folder(self) -> Path:
         """Return where parts of equal settings lie."""
         record = Path(self.run, "3-decoder", STAGE_FILE) if self.run else None
         trained = read_json(record)["fingerprint"] if record and record.exists() else self.run
-        return self.work / fingerprint(self.scale, trained, self.number, self.device, self.threads, self.seconds)
+        marks = (self.scale, trained, self.number, self.device, self.threads, self.seconds, self.versions)
+        return self.work / fingerprint(*marks)
 
     def pool(self, items: int) -> Path:
         """Return where a pool lies."""
@@ -116,6 +128,11 @@ class Job:
     round: int
     batches: tuple[int, ...]
 
+    @property
+    def label(self) -> str:
+        """The case and its pool in words."""
+        return f"{' '.join(word for word in self.case if word != 'none')} over {self.items:,} items"
+
     def part(self, batch: int) -> Path:
         """Return the file of one measurement."""
         name = "-".join((str(self.items), *self.case, f"b{batch}", f"r{self.round}"))
@@ -129,16 +146,21 @@ class Job:
 def run_speed(settings: Settings, say: Callable[[str], None]) -> tuple[list[dict[str, Any]], list[str]]:
     """Measure what is missing; return all parts, and notes of what was left out."""
     cases, notes = _installed(settings.cases())
+    if settings.elsewhere():
+        notes.insert(0, f"not measured on {settings.kind}: {', '.join(settings.elsewhere())}.")
     if not cases:
-        raise SiglumError("no system is left to measure; " + " ".join(notes or ["choose others by --systems."]))
-    started, parts = perf_counter(), []
+        raise SiglumError("no system is left to measure: " + " ".join(notes or ["choose others by --systems."]))
+    started, parts, lost = perf_counter(), [], set()
     for number in range(settings.rounds):
         for items in settings.pools:
             for case in cases:
                 job = Job(settings, case, items, number, tuple(_batches(settings, case, items, number)))
-                if job.missing():
-                    failed = _pool(settings, items) or _in_process(settings, _measure, job)
-                    what = f"{' '.join(case)} over {items:,} items"
+                if job.missing() and items not in lost:
+                    what, failed = f"the pool of {items:,} items", _pool(settings, items)
+                    if failed:
+                        lost.add(items)
+                    else:
+                        what, failed = job.label, _in_process(settings, _measure, job)
                     if failed:
                         notes.append(f"{what} {failed}")
                     say(f"round {number + 1}: {what} {failed or 'done'} ({perf_counter() - started:.0f} s)")
@@ -193,6 +215,9 @@ def _in_process(settings: Settings, work: Callable[..., None], *arguments: Any) 
         told: str | None = here.recv()
     except EOFError:
         told = "failed: its process ended without a word, perhaps for memory."
+    except BaseException:  # an interrupt does not wait for what is being measured
+        process.kill()
+        raise
     finally:
         process.join()
         here.close()
@@ -201,13 +226,23 @@ def _in_process(settings: Settings, work: Callable[..., None], *arguments: Any) 
 
 def _guarded(pipe: Any, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     """Run work and tell how it ended; one system that fails must not cost the others."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends without a traceback
+    Thread(target=_end_with_parent, daemon=True).start()
     try:
         work(*arguments)
     except Exception as error:
-        text = str(error).strip().partition("\n")[0][:300]
-        pipe.send(f"failed: {text if isinstance(error, SiglumError) else f'{type(error).__name__}: {text}'}")
+        text = str(error).strip().partition("\n")[0].rstrip(".")[:300]
+        pipe.send(f"failed: {text if isinstance(error, SiglumError) else f'{type(error).__name__}: {text}'}.")
     else:
         pipe.send(None)
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that started it does, however that ends, lest it disturb the next run's times."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _pool(settings: Settings, items: int) -> str | None:

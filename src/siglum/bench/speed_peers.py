@@ -142,8 +142,10 @@ class CTranslate2:
         decoder = pool.decoder()
         if not decoder.config.encoder_layers:
             raise SiglumError("CTranslate2 cannot read a model without encoder layers; measure it with random weights.")
-        if not (folder / "model.bin").exists():
-            convert(as_t5(decoder), folder)
+        if not folder.exists():
+            fresh = folder.with_name(f"{folder.name}.new")
+            convert(as_t5(decoder), fresh)
+            fresh.rename(folder)  # a kill leaves no half of a model
         self.levels, self.beam, self.length = pool.index.levels, pool.config.beam, decoder.config.soft_tokens
         self.tokens = len(decoder.table) - 1
         self.translator = ctranslate2.Translator(

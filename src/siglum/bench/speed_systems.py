@@ -154,7 +154,8 @@ class Faiss:
             self.facts["build_seconds"] = round(perf_counter() - start, 2)
             if kept:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                faiss.write_index(self.index, str(path))
+                faiss.write_index(self.index, f"{path}.new")
+                Path(f"{path}.new").rename(path)  # a kill leaves no half of an index
         if kept:
             self.facts["recall_at_50"] = _recall(self.search(pool.learnt_LD[:32]), pool.learnt_LD[:32], item_ND)
 

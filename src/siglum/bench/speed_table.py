@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from math import exp, log
+from math import exp, floor, log, log10
 from statistics import mean, median
 from typing import Any
 
@@ -32,6 +32,10 @@ READING = (
         ("renormalised", "scan", "scan-rescore"),
         "renormalised, scan and scan-rescore rank by other rules than the paper's search: a lower overlap_at_50 "
         "is their difference, not an error.",
+    ),
+    (
+        ("faiss-hnsw", "faiss-ivf", "faiss-pq"),
+        "dense search has no overlap_at_50; recall_at_50 is against exhaustive search of the same vectors.",
     ),
 )
 """What to know about systems and modes that were measured."""
@@ -94,24 +98,28 @@ def make_notes(rows: list[Row], parts: Iterable[dict[str, Any]]) -> list[str]:
         )
     if not hf:
         notes.append("ratio_to_hf is null: hf-generate in fp32 was not measured.")
-    skipped = sorted({(p["system"], p["dtype"], p["pool"], p["batch"]) for p in parts if not p["seconds"]})
-    for name, dtype, pool, batch in skipped:
-        notes.append(
-            f"{name} in {dtype} over {pool:,} items was not timed at batch {batch}: smaller ones gained no more."
-        )
+    skipped: dict[str, set[int]] = defaultdict(set)
+    for one in (one for one in parts if not one["seconds"]):
+        skipped[f"{one['system']} in {one['dtype']} over {one['pool']:,} items"].add(one["batch"])
+    for what, batches in skipped.items():
+        notes.append(f"{what} was not timed at batch {_listed(sorted(batches))}: smaller ones gained no more.")
     there = {row["system"] for row in rows} | {row["mode"] for row in rows}
     return notes + [text for names, text in READING if there & set(names)] + crossings(rows)
 
 
 def crossings(rows: list[Row]) -> list[str]:
     """Say for every mode where exhaustive dense search wins, and where the curves over the pool size cross."""
-    notes, measured = [], {row["system"] for row in rows}
-    for batch in sorted({row["batch"] for row in rows if row["system"] in DENSE}):
-        flat = fastest(row for row in rows if row["system"] in DENSE and row["batch"] == batch)
-        for mode in dict.fromkeys(row["mode"] for row in rows if row["system"] == "siglum"):
+    measured, said = {row["system"] for row in rows}, defaultdict(list)
+    for mode in dict.fromkeys(row["mode"] for row in rows if row["system"] == "siglum"):
+        for batch in sorted({row["batch"] for row in rows if row["system"] in DENSE}):
+            flat = fastest(row for row in rows if row["system"] in DENSE and row["batch"] == batch)
             own = fastest(r for r in rows if r["system"] == "siglum" and r["mode"] == mode and r["batch"] == batch)
             if set(own) & set(flat):
-                notes.append(f"siglum {mode} against exhaustive search at batch {batch}: {compare(own, flat)}")
+                said[mode, compare(own, flat)].append(batch)
+    notes = [
+        f"siglum {mode} against exhaustive search at batch {_listed(batches)}: {text}"
+        for (mode, text), batches in said.items()
+    ]
     for name in sorted(measured & {"faiss-hnsw", "faiss-ivf", "faiss-pq"}):
         times = []
         for row in (row for row in rows if row["system"] == name):
@@ -164,28 +172,48 @@ def _zero(left: int, right: int, low: float, high: float) -> int:
 
 
 def _listed(numbers: Iterable[int]) -> str:
-    return " and ".join(f"{number:,}" for number in numbers)
+    *most, last = [f"{number:,}" for number in numbers] or [""]
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def markdown(document: dict[str, Any]) -> str:
     """Return the rows as a table, and the notes."""
     head = (*COLUMNS, *SHOWN)
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    lines += ["| " + " | ".join(_cell(name, row[name]) for name in head) + " |" for row in document["rows"]]
-    machine = document["machine"]
-    where = machine.get("gpu") or f"{machine.get('cpu')}, {document['settings']['threads']} threads"
+    grid = [list(head), *([_cell(name, row[name]) for name in head] for row in document["rows"])]
+    width = [max(map(len, column)) for column in zip(*grid, strict=True)]
+    left = head.index("pool")  # words to the left, numbers to the right
+    grid.insert(1, ["-" * wide if place < left else "-" * (wide - 1) + ":" for place, wide in enumerate(width)])
+    lines = [
+        "| " + " | ".join(f"{cell:{'<' if n < left else '>'}{width[n]}}" for n, cell in enumerate(row)) + " |"
+        for row in grid
+    ]
+    machine, threads = document["machine"], document["settings"]["threads"]
+    where = machine.get("gpu") or f"{machine.get('cpu')}, {threads} thread{'s' * (threads != 1)}"
     load = document["load_average"]
     said = f"{where}; load average {load['before']:.2f} before and {load['after']:.2f} after."
     notes = [f"- {note}" for note in document["notes"]]
-    return "\n".join([said, "", *lines, "", *notes]) + "\n"
+    return "\n".join(["# Speed of search", "", said, "", *lines, "", *notes]) + "\n"
 
 
 def _cell(name: str, value: Any) -> str:
     if value is None:
         return "–"
-    if name == "ratio_to_hf":
-        return f"{value:.3g}x"
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else str(value)
+    if name in ("overlap_at_50", "recall_at_50"):
+        return f"{value:.3f}"
+    if isinstance(value, float):
+        return _three_digits(value) + "x" * (name == "ratio_to_hf")
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _three_digits(value: float) -> str:
+    """Return a positive number with three digits or all those before the point.
+
+    >>> [_three_digits(x) for x in (12345.6, 12.0, 1.25, 0.0577, 9.999)]
+    ['12,346', '12.0', '1.25', '0.0577', '10.0']
+    """
+    rounded = float(f"{value:.3g}")
+    digits = 2 - floor(log10(rounded)) if rounded > 0 else 0
+    return f"{value:,.{max(0, digits)}f}"
 
 
 def spread_of(parts: Iterable[dict[str, Any]]) -> float:

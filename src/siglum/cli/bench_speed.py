@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +58,11 @@ def run(command: Command) -> dict[str, Any]:
     from siglum.bench.speed import Settings, run_speed
     from siglum.bench.speed_table import make_notes, make_rows, markdown, spread_of
     from siglum.experiment.machine import describe_machine
+    from siglum.files import fingerprint
 
     settings = read_settings(command)
+    # Asked of the CPU: this process is not to hold memory of a GPU that others are measured on.
+    settings = replace(settings, versions=fingerprint(describe_machine("cpu")["versions"]))
     before = os.getloadavg()[0]
     parts, left_out = run_speed(settings, say)
     rows = make_rows(parts, settings.device)
@@ -72,7 +75,7 @@ def run(command: Command) -> dict[str, Any]:
         "machine": describe_machine(settings.device),
         "load_average": {"before": before, "after": os.getloadavg()[0]},
         "spread_between_rounds": round(spread_of(parts), 4),
-        "settings": {f.name: getattr(settings, f.name) for f in fields(Settings) if f.name != "work"},
+        "settings": {f.name: getattr(settings, f.name) for f in fields(Settings) if f.name not in ("work", "versions")},
     }
     write_document(command.out, document, markdown(document))
     return document
@@ -92,6 +95,10 @@ def read_settings(command: Command) -> Any:
     for what, value in (("--rounds", command.rounds), ("--queries", command.queries)):
         if value < 1:
             raise SiglumError(f"{what} must be at least 1, not {value}.")
+    if command.threads < 0:
+        raise SiglumError(f"--threads is {command.threads}, but must be 0 for all cores, or the number of threads.")
+    if not 0 <= command.seconds < float("inf"):
+        raise SiglumError(f"--seconds is {command.seconds}, but must be a time of 0 or more.")
     if command.run is not None and not command.run.is_dir():
         raise SiglumError(f"{command.run} is not a run folder.")
     usual = "1,8,32" if kind == "cpu" else "1,8,32,256,1024"

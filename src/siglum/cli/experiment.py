@@ -20,7 +20,8 @@ class Command:
     NAME is one or several of main, ablation, schedules, sensitivity, encoders, survival, bound, cross-dataset,
     efficiency, overhead, modes, or all. Each writes OUT/NAME/{results.json, table.md, table.tex} and its figures.
     Every unit leaves a part, and experiments that need the same training share it: the same command goes on where it
-    was stopped, and trains nothing once all is there.
+    was stopped, and trains nothing once all is there. efficiency draws its own pools: of the data it takes the model's
+    size alone, so the world is not encoded for it.
 
     Examples:
       siglum experiment main --data world --scale tiny --out runs/paper

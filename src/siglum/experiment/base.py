@@ -44,6 +44,8 @@ class Unit:
     """What else tells units apart, as JSON values."""
     alone: bool = False
     """Whether nothing else may run beside it, because it measures time."""
+    data: bool = True
+    """Whether it needs the setting's vectors; where no unit does, they are not made."""
 
 
 @dataclass(slots=True)

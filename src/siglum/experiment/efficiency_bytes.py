@@ -23,7 +23,8 @@ def bytes_of(pool: Pool) -> dict[str, dict[str, float]]:
     """Return bytes an item and fixed bytes of every system; weights and codewords count four bytes a number.
 
     The generative index holds packed codes, the length each row shares with the one before, and the order of the
-    pool; ids are left out everywhere.
+    pool; ids are left out everywhere. A scan unpacks the codes beside it, into four bytes a level, and keeps the
+    squared length of each reconstruction in four more.
     """
     dim, size, index = pool.config.fusion.dim, sizes_of(pool), pool.index
     books = 4 * dim * size["codewords"]
@@ -31,7 +32,7 @@ def bytes_of(pool: Pool) -> dict[str, dict[str, float]]:
     return {
         "generative": {"item": row, "fixed": 4 * size["parameters"]},
         "fused": {"item": row, "fixed": 4 * size["parameters"] + books},
-        "scan": {"item": 2 * size["levels"] + 4, "fixed": books},
+        "scan": {"item": row + 4 * size["levels"] + 4, "fixed": books},
         "codes": {"item": index.layout.row_bytes, "fixed": 0},
         "codes_paper": {"item": 2 * size["levels"], "fixed": 0},
         "dense_fp32": {"item": 4 * dim, "fixed": 0},

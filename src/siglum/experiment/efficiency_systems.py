@@ -1,12 +1,13 @@
 """What the experiment on efficiency times: a random pool of any size, and the systems that search it.
 
 Speed does not depend on what the weights learnt, so decoder, codebooks and codes are random, at the size of a recipe.
+Systems of siglum are searched by the engine that a retriever would choose.
 Shapes: Q queries, N items, T tokens, D numbers a vector.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from statistics import median
 from time import perf_counter
@@ -20,9 +21,10 @@ from torch import Tensor
 from siglum.config import RunConfig, SearchConfig
 from siglum.generate.decoder import CodeDecoder
 from siglum.index import Index
-from siglum.search.cuda import GraphSearch
-from siglum.search.fast import FastSearch
+from siglum.search.cuda import Graphs
+from siglum.search.fast import Engines
 from siglum.tokenize.rq import NUM_MODALITIES
+from siglum.types import SiglumError
 
 K = 10
 """Items a query asks for."""
@@ -35,11 +37,10 @@ Search = Callable[[Tensor], Any]
 
 @dataclass(slots=True)
 class Pool:
-    """N items as vectors and as codes, with everything a generative system needs to search them."""
+    """N items as vectors and as an index of codes, with everything a generative system needs to search them."""
 
     config: RunConfig
     codebooks: list[Tensor]
-    codes_NT: Tensor
     item_ND: Tensor
     query_QD: Tensor
     index: Index
@@ -70,7 +71,6 @@ def random_pool(config: RunConfig, items: int, queries: int, device: str) -> Poo
     return Pool(
         config,
         [(book / length).to(device) for book in books],
-        codes_NT.to(device),
         item_ND.to(device),
         query_QD.to(device),
         Index.build(ids, codes_NT.numpy(), sizes, "random"),
@@ -82,17 +82,25 @@ def random_pool(config: RunConfig, items: int, queries: int, device: str) -> Poo
 def generative(pool: Pool, scorer: str) -> Search:
     """Return trie-constrained beam search by decoder alone or fused with geometry: the paper's score, in fp32.
 
-    Beam and omega are the recipe's. The engine is the fast one on a CPU and graphs of static shapes on a GPU.
+    Beam and omega are the recipe's.
     """
-    plain = SearchConfig(scorer=scorer, beam=pool.config.search.beam, omega=pool.config.search.omega)  # type: ignore[arg-type]
-    config = replace(plain, batch_size=len(pool.query_QD))
+    search = pool.config.search
+    return engine(pool, SearchConfig(scorer=scorer, beam=search.beam, omega=search.omega))  # type: ignore[arg-type]
+
+
+def scan(pool: Pool) -> Search:
+    """Return exhaustive search of the codes: every item by its distance to the query, from tables."""
+    return engine(pool, SearchConfig(mode="scan"))
+
+
+def engine(pool: Pool, config: SearchConfig) -> Search:
+    """Return what answers a retriever's searches of this configuration on the pool's device, a batch in one piece."""
     device = pool.query_QD.device
-    if device.type == "cuda":
-        parts = (pool.decoder, pool.codebooks, pool.index, config, pool.first, str(device))
-        graphs = GraphSearch(*parts, dtype=torch.float32)
-        return lambda query_QD: graphs.search(query_QD, k=K)
-    engine = FastSearch(pool.decoder, pool.codebooks, pool.index, config, pool.first)
-    return lambda query_QD: engine.search(query_QD, k=K)
+    parts = (replace(config, batch_size=len(pool.query_QD)), pool.decoder, pool.codebooks, pool.index, pool.first)
+    chosen = (Graphs().choose(*parts, str(device)) if device.type == "cuda" else None) or Engines().choose(*parts)
+    if chosen is None:
+        raise SiglumError(f"no fast engine searches in mode {config.mode} by scorer {config.scorer}, so none is timed.")
+    return lambda query_QD: chosen.search(query_QD, k=K)
 
 
 def dense(pool: Pool, kind: torch.dtype) -> Search:
@@ -105,31 +113,6 @@ def dense(pool: Pool, kind: torch.dtype) -> Search:
         return best_of((query @ item_ND[start : start + step].T, start) for start in range(0, len(item_ND), step))
 
     return search
-
-
-def scan(pool: Pool) -> Search:
-    """Return exhaustive search of the codes by tables of 2 <q, c>, less the squared length of each reconstruction.
-
-    Codes are held in two bytes a level, lengths in four bytes an item.
-    """
-    codes_TN = pool.codes_NT.T.contiguous().to(torch.int16)  # read back as unsigned: V may reach 65,536
-    length_N = torch.cat([_reconstruct(pool, part).square().sum(-1) for part in pool.codes_NT.split(CHUNK)])
-
-    def blocks(query_QD: Tensor) -> Iterator[tuple[Tensor, int]]:
-        tables = [2 * query_QD @ book.T for book in pool.codebooks]
-        step = max(1, CELLS // len(query_QD))
-        for start in range(0, len(length_N), step):
-            score_QN = -length_N[start : start + step].repeat(len(query_QD), 1)
-            for level in range(pool.first, len(tables)):
-                code_N = codes_TN[level, start : start + step].int() & 0xFFFF
-                score_QN += tables[level].index_select(1, code_N)
-            yield score_QN, start
-
-    return lambda query_QD: best_of(blocks(query_QD))
-
-
-def _reconstruct(pool: Pool, codes_NT: Tensor) -> Tensor:
-    return torch.stack([book[codes_NT[:, level]] for level, book in enumerate(pool.codebooks)]).sum(0)
 
 
 def best_of(blocks: Iterable[tuple[Tensor, int]]) -> Tensor:

@@ -71,6 +71,7 @@ def byte_table(cost: dict[str, dict[str, float]], about: str) -> Table:
     head = ["system", "bytes an item", "fixed MiB", "× fp32, items alone", *(f"MiB at {short(size)}" for size in SIZES)]
     notes = [
         f"Fixed: decoder and codebooks in fp32; MiB at N counts both. {about}",
+        "Scan of codes: the index, and beside it the codes unpacked for speed and the length of every reconstruction.",
         "The paper's factor of 96 counts two bytes a level against fp32 vectors of 768 numbers, and no decoder.",
     ]
     return Table("bytes", "Bytes an item and fixed bytes", head, rows, notes)

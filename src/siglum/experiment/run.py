@@ -143,7 +143,8 @@ def _measure_all(setting: Setting, todo: list[Work], jobs: int, limit: float, sa
         return {}
     errors: dict[tuple[str, str], str] = {}
     start = perf_counter()
-    setting.vectors()  # made once here, found by every process
+    if any(piece.unit.data for piece in todo):
+        setting.vectors()  # made once here, found by every process
     together, alone = _order([w for w in todo if not w.unit.alone], jobs), [w for w in todo if w.unit.alone]
     number = 0
     for group, side_by_side in ((together, jobs), (alone, 1)):
