@@ -82,7 +82,7 @@ class Engine:
         cross = self.passes.cross(query_QD)
         cache = self.passes.cache(queries * layout.start[-1])
         tree_QTM = self.passes.onto(cache, 0, layout.token_QT, layout.seen_QTS, cross)
-        if self._side is not None:
+        if dot_QV is not None and self._side is not None:
             torch.cuda.current_stream().wait_stream(self._side)
         beams = layout.root
         for level in range(plan.depth):
