@@ -182,6 +182,21 @@ def test_on_a_gpu_transformers_climbs_as_long_as_it_pays(tmp_path: Path) -> None
     assert speed._batches(own, ("siglum", "exact", "bf16"), 100, 1) == [1, 1024]
 
 
+@pytest.mark.parametrize(("dtype", "swept"), [("fp32", [1, 4, 8, 16, 32]), ("bf16", [1, 8, 32])])
+def test_on_a_cpu_transformers_climbs_beyond_the_usual_batches_if_it_pays(
+    tmp_path: Path, dtype: str, swept: list[int]
+) -> None:
+    own, case = Settings(work=tmp_path, batches=(1, 8, 32, 64)), ("hf-generate", "none", dtype)
+    tried = speed._batches(own, case, 100, 0)
+    assert tried == [*swept, 64]
+    job, timed = Job(own, case, 100, 0, tuple(tried)), []
+    for batch, wanted in speed._paying(job):
+        write_part(job, batch, [batch / min(batch, 8)] if wanted else [])
+        timed += [batch] if wanted else []
+    assert timed == swept
+    assert speed._batches(own, case, 100, 1) == [1, 8, 32]
+
+
 def test_systems_without_their_package_are_left_out_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "find_spec", lambda name: None if name in ("faiss", "ctranslate2") else object())
     cases, notes = speed._installed(Settings(work=Path("unused")).cases())

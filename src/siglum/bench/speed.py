@@ -51,7 +51,9 @@ NEEDS |= {name: ("faiss",) for name in SYSTEMS if name.startswith("faiss")}
 SWEEP = {"cpu": (1, 4, 8, 16), "cuda": (1, 4, 8, 16, 32, 64, 128, 256)}
 """Batch sizes that hf-generate chooses its best from."""
 PAYS = 1.05
-"""On a GPU hf-generate tries a larger batch as long as the last one gained this much."""
+"""Beyond ALWAYS, hf-generate tries a larger batch as long as the last one gained this much."""
+ALWAYS = {"cpu": 32, "cuda": 0}
+"""Batches up to this size are timed whatever they gain."""
 PRELOADED = ["torch", "siglum.bench.speed_systems", "siglum.search.fast", "transformers.models.t5.modeling_t5"]
 LEAST = 2
 """Calls that are timed at least."""
@@ -181,9 +183,10 @@ def _installed(cases: list[tuple[str, str, str]]) -> tuple[list[tuple[str, str, 
 def _batches(settings: Settings, case: tuple[str, str, str], items: int, number: int) -> list[int]:
     """Return the batch sizes of a job: hf-generate tries its own in the first round and keeps the best of them."""
     asked = set(settings.batches)
-    if case[0] != "hf-generate" or (case[2] != "fp32" and settings.kind == "cpu"):
+    if case[0] != "hf-generate":
         return sorted(asked)
-    tried = sorted(asked | set(SWEEP[settings.kind]))
+    sweeps = case[2] == "fp32" or settings.kind == "cuda"
+    tried = sorted(asked | set(SWEEP[settings.kind] if sweeps else ()))
     if number == 0:
         return tried
     first = Job(settings, case, items, 0, tuple(tried))
@@ -284,13 +287,13 @@ def _measure(job: Job) -> None:
 
 
 def _paying(job: Job) -> Iterator[tuple[int, bool]]:
-    """Go through the batch sizes without a part; on a GPU hf-generate stops where a larger one gains little."""
-    climbs = job.case[0] == "hf-generate" and job.settings.kind == "cuda"
+    """Go through the batch sizes without a part; hf-generate stops where a larger one gains little."""
+    climbs = job.case[0] == "hf-generate"
     best, pays = 0.0, True
     for batch in sorted(job.batches):
         pays = pays and not (climbs and batch > max(SWEEP["cuda"]))
         if not job.part(batch).exists():
-            yield batch, pays
+            yield batch, pays or batch <= ALWAYS[job.settings.kind]
         part = read_json(job.part(batch))
         rate = rate_of(part) if part["seconds"] else 0.0
         if climbs and job.round == 0:
