@@ -55,6 +55,8 @@ class FusionConfig:
     """Which targets of the batch stand against a query's own: all, or those of the same modality as its own."""
     warmup: float = 0.0
     """Share of all steps with rising learning rate."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Arithmetic of the module while it learns: bf16 autocast on a GPU and fp32 elsewhere (auto), or one of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from siglum.types import SiglumError
+from typing import TYPE_CHECKING
+
+from siglum.types import SiglumError, one_of
+
+if TYPE_CHECKING:
+    import torch
+
+PRECISIONS = ("auto", "fp32", "bf16")
+"""Arithmetic of training."""
 
 
 def check_device(device: str) -> str:
@@ -24,3 +32,13 @@ def check_device(device: str) -> str:
     if kind == "mps" and not torch.backends.mps.is_available():
         raise SiglumError(f"device {device} was asked for, but torch sees no MPS device; use cpu.")
     return device
+
+
+def trains_in_bf16(name: str, precision: str, device: str | torch.device) -> bool:
+    """Return whether a module learns in bf16 autocast: where its precision, an option of this name, says so.
+
+    >>> trains_in_bf16("decoder.precision", "auto", "cpu"), trains_in_bf16("decoder.precision", "bf16", "cpu")
+    (False, True)
+    """
+    one_of(name, precision, PRECISIONS)
+    return precision == "bf16" or (precision == "auto" and str(device).startswith("cuda"))

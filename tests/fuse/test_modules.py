@@ -186,3 +186,26 @@ def test_dropout_acts_in_training_only() -> None:
     assert torch.equal(fusion(image, text, there, there), fusion(image, text, there, there))
     fusion.train()
     assert not torch.equal(fusion(image, text, there, there), fusion(image, text, there, there))
+
+
+@pytest.mark.parametrize("kind", ["combiner", "towers"])
+def test_bf16_is_the_arithmetic_of_learning_alone(kind: FusionKind) -> None:
+    torch.manual_seed(0)
+    config = FusionConfig(kind=kind, dim=6, projection=8, hidden=10, precision="bf16")
+    fusion, full = build_fusion(config, 6, 6), fusion_of(kind)
+    full.load_state_dict(fusion.state_dict())
+    rows = (*rows_of(5), torch.ones(5, dtype=torch.bool), torch.ones(5, dtype=torch.bool))
+    assert torch.equal(fusion.eval()(*rows), full(*rows))
+    learns, wanted = fusion.train()(*rows), full.train()(*rows)
+    assert learns.dtype == torch.float32 and not torch.equal(learns, wanted)
+    torch.testing.assert_close(learns, wanted, atol=0.05, rtol=0)
+    torch.testing.assert_close(learns.norm(dim=1), torch.ones(5))
+    learns[:, 0].sum().backward()
+    assert all(p.grad is None or p.grad.dtype == torch.float32 for p in fusion.parameters())
+    assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in fusion.parameters())
+
+
+def test_an_unknown_precision_is_refused() -> None:
+    fusion = build_fusion(FusionConfig(kind="sum", dim=6, precision="half"), 6, 6).train()  # type: ignore[arg-type]
+    with pytest.raises(SiglumError, match=r"fusion.precision is 'half', but must be one of: auto, fp32, bf16"):
+        fusion(*rows_of(2), torch.ones(2, dtype=torch.bool), torch.ones(2, dtype=torch.bool))

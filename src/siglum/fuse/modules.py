@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from siglum.config import FusionConfig
+from siglum.device import trains_in_bf16
 from siglum.types import SiglumError, one_of
 
 
@@ -42,11 +43,14 @@ class Fusion(nn.Module):
                 getattr(self, f"{part}_scale").copy_(1 / (deviation.clamp(min=floor) * rows.shape[1] ** 0.5))
 
     def forward(self, image_ND: Tensor, text_ND: Tensor, has_image_N: Tensor, has_text_N: Tensor) -> Tensor:
-        """Return unit vectors (N, D)."""
+        """Return unit vectors (N, D); the module's own arithmetic may be bf16 while it learns."""
         mask_i, mask_t = has_image_N[:, None].float(), has_text_N[:, None].float()
         image = ((image_ND.float() - self.image_shift) * self.image_scale).masked_fill(mask_i == 0, 0.0)
         text = ((text_ND.float() - self.text_shift) * self.text_scale).masked_fill(mask_t == 0, 0.0)
-        return F.normalize(self.mix(image, text, mask_i, mask_t), dim=-1)
+        halved = self.training and trains_in_bf16("fusion.precision", self.config.precision, image.device)
+        with torch.autocast(image.device.type, torch.bfloat16, enabled=halved):
+            mixed = self.mix(image, text, mask_i, mask_t)
+        return F.normalize(mixed.float(), dim=-1)
 
     def mix(self, image: Tensor, text: Tensor, mask_i: Tensor, mask_t: Tensor) -> Tensor:
         """Combine masked features into one vector a row."""

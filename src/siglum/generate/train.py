@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from siglum.config import DecoderConfig, config_fingerprint
+from siglum.device import trains_in_bf16
 from siglum.files import fingerprint
 from siglum.fuse.contrastive import embed
 from siglum.generate.decoder import CodeDecoder
@@ -123,8 +124,7 @@ class _Run:
         graphs: bool = True,
     ) -> None:
         self.config, self.seed, self.device = config, seed, device
-        precision = one_of("decoder.precision", config.precision, ("auto", "fp32", "bf16"))
-        self.halved = precision == "bf16" or (precision == "auto" and torch.device(device).type == "cuda")
+        self.halved = trains_in_bf16("decoder.precision", config.precision, device)
         self.quantizer = tokenizer.quantizer
         self.query = query_vectors(tokenizer, head, vectors.queries, device)
         self.item = embed(tokenizer.fusion, vectors.items, device)
