@@ -84,8 +84,10 @@ class GraphedStep(Generic[Result]):
         graph = torch.cuda.CUDAGraph()
         for group in groups:  # torch refuses a capture without this and warns of steps outside one with it
             group["capturable"] = True
-        with torch.cuda.device(rows.device), torch.cuda.graph(graph, stream=self.stream):
-            self.result = step(rows)
-        for group in groups:
-            group["capturable"] = False
+        try:
+            with torch.cuda.device(rows.device), torch.cuda.graph(graph, stream=self.stream):
+                self.result = step(rows)
+        finally:
+            for group in groups:
+                group["capturable"] = False
         return graph

@@ -73,7 +73,12 @@ def test_notes_say_where_dense_wins_and_where_curves_cross() -> None:
 
 
 def test_curves_are_not_drawn_on_without_end() -> None:
-    assert compare({100: 10.0, 1000: 10.0}, {100: 20.0, 1000: 19.9}) == (
+    assert compare({100: 10.0, 1000: 10.0}, {100: 20.0, 1000: 20.0}) == (
+        "dense wins over 100 and 1,000 items; beyond what was measured they cross near 2,000 at the earliest."
+    )
+    falling = compare({100: 10.0, 1000: 10 / 10**0.5}, {100: 200.0, 1000: 20.0})  # siglum by the root of the pool
+    assert falling.endswith("they cross near 40,000 at the earliest.")
+    assert compare({100: 10.0, 1000: 1.0}, {100: 20.0, 1000: 19.9}) == (
         "dense wins over 100 and 1,000 items; no crossing is in reach."
     )
     assert compare({100: 10.0}, {100: 1.0}) == "siglum wins over 100 items."

@@ -269,6 +269,7 @@ def test_no_queries_and_filters_without_rows_find_nothing() -> None:
     case = Case(0)
     engine = case.engine(SearchConfig(beam=4))
     assert engine.search(case.query[:0], k=3) == []
+    assert [found.shape for found in engine.search_tensors(case.query[:0], 3)] == [(0, 3), (0, 3)]
     found = engine.search(case.query, k=3, allowed=Allowed.of(np.zeros(len(case.index), bool)))
     assert [len(ranking) for ranking in found] == [0, 0, 0]
 
@@ -354,9 +355,12 @@ def test_graphs_on_a_gpu_equal_the_reference(plan: Plan | None, fused: bool) -> 
     assert case.clear
     args = (case.decoder, case.books, case.index, config, 1, "cuda")
     engine = GraphSearch(*args, dtype=torch.float32, plan=plan, fused=fused)
-    for _ in range(2):  # captured, then replayed
+    twins = [engine.with_(replace(config, **other)) for other in ({"omega": 0.0}, {"beam": 4}, {"scorer": "decoder"})]
+    for _ in range(2):  # captured, then replayed, with other graphs of the same memory in between
         assert_same(engine.search(case.query, k=99), wanted)
         assert_same([engine.search(part, k=99)[0] for part in case.query.split(1)], wanted)
+        for twin in twins:
+            assert_same(twin.search(case.query, k=99), case.reference(twin.config, 99))
     allowed = case.index.allow(case.mask)
     assert_same(engine.search(case.query, k=99, allowed=allowed), case.reference(config, 99, allowed))
 

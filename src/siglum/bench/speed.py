@@ -297,7 +297,7 @@ def _paying(job: Job) -> Iterator[tuple[int, bool]]:
         part = read_json(job.part(batch))
         rate = rate_of(part) if part["seconds"] else 0.0
         if climbs and job.round == 0:
-            pays = pays and rate > PAYS * best
+            pays = (pays or batch <= ALWAYS[job.settings.kind]) and rate > PAYS * best
         best = max(best, rate)
 
 

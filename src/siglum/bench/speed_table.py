@@ -15,8 +15,8 @@ COLUMNS = ("system", "mode", "dtype", "device", "pool", "batch")
 SHOWN = ("queries_per_s", "ratio_to_hf", "p50_ms", "p95_ms", "overlap_at_50", "recall_at_50", "queries")
 DENSE = ("faiss-flat", "torch-flat")
 """Exhaustive searches; curves are compared with the faster one."""
-REACH = 2.0
-"""Curves are drawn on beyond the last pool by at most so many times the distance of the last two, in logarithms."""
+REACH = 1_000
+"""A crossing beyond so many times the largest pool is not told."""
 READING = (
     (
         ("hf-generate",),
@@ -142,10 +142,13 @@ def fastest(rows: Iterable[Row]) -> dict[int, float]:
 def compare(own: dict[int, float], flat: dict[int, float]) -> str:
     """Say who is faster over which pools, in one sentence; between pools both are straight lines in logarithms.
 
+    Beyond the largest pool exhaustive search takes time in proportion to it, the worst that it can do, and siglum goes
+    on as between the last two pools.
+
     >>> compare({100: 10.0, 10000: 10.0}, {100: 100.0, 10000: 1.0})
     'dense wins over 100 items, siglum over 10,000; the curves cross near 1,000.'
     >>> compare({100: 10.0, 10000: 10.0}, {100: 10000.0, 10000: 100.0})
-    'dense wins over 100 and 10,000 items; drawn on beyond what was measured, the curves would cross near 100,000.'
+    'dense wins over 100 and 10,000 items; beyond what was measured they cross near 100,000 at the earliest.'
     """
     pools = sorted(set(own) & set(flat))
     lead = [log(own[pool] / flat[pool]) for pool in pools]
@@ -157,18 +160,24 @@ def compare(own: dict[int, float], flat: dict[int, float]) -> str:
     inside = [_zero(*step) for step in steps if (step[2] > 0) != (step[3] > 0)]
     if inside:
         return f"{said}; the curves cross near {_listed(inside)}."
-    if steps and 0 >= lead[-1] > lead[-2]:
-        # A small gain drawn on for long says nothing.
-        beyond = _zero(*steps[-1]) if -lead[-1] / (lead[-1] - lead[-2]) < REACH else None
-        if beyond:
-            return f"{said}; drawn on beyond what was measured, the curves would cross near {_listed([beyond])}."
-    return f"{said}; no crossing is in reach." if steps else f"{said}."
+    if steps and lead[-1] <= 0:
+        slows = -log(own[pools[-1]] / own[pools[-2]]) / log(pools[-1] / pools[-2])
+        times = -lead[-1] / max(1e-9, 1 - max(0.0, slows))
+        if times < log(REACH):
+            beyond = _listed([_two_digits(pools[-1] * exp(times))])
+            return f"{said}; beyond what was measured they cross near {beyond} at the earliest."
+        return f"{said}; no crossing is in reach."
+    return f"{said}."
 
 
 def _zero(left: int, right: int, low: float, high: float) -> int:
     """Return where a line through two points over logarithmic pools is zero, to two digits."""
-    at = exp(log(left) + (log(right) - log(left)) * -low / (high - low))
-    return int(float(f"{at:.2g}"))
+    return _two_digits(exp(log(left) + (log(right) - log(left)) * -low / (high - low)))
+
+
+def _two_digits(number: float) -> int:
+    """Return a number rounded to two digits."""
+    return int(float(f"{number:.2g}"))
 
 
 def _listed(numbers: Iterable[int]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -24,7 +25,8 @@ class Graphs:
     """Keeps the engines of the last few configurations, and their graphs, for as long as models and index stay."""
 
     kept: tuple[tuple[object, ...], dict[SearchConfig, GraphSearch]] = field(default=((), {}))
-    """What they are made of, and the engines, the last one used at the end; replaced as a whole, never changed."""
+    """What they are made of, and the engines, the last one used at the end."""
+    _alone: Lock = field(default_factory=Lock, repr=False)
 
     def choose(
         self,
@@ -48,13 +50,14 @@ class Graphs:
         config = replace(config, batch_size=SearchConfig().batch_size)  # batches have sizes of their own here
         marks = ((tensor.data_ptr(), tensor._version) for tensor in (*codebooks, *decoder.parameters()))
         made_of = (decoder, index, first, device, graphs, *marks)
-        before, engines = self.kept
-        kept = dict(engines) if made_of == before else {}
-        engine = kept.pop(config, None)
-        if engine is None:
-            alike = next((one for one in kept.values() if one.config.precision == config.precision), None)
-            parts = (decoder, list(codebooks), index, config, first, device)
-            own = PRECISIONS[config.precision]
-            engine = GraphSearch(*parts, dtype=own, graphs=graphs) if alike is None else alike.with_(config)
-        self.kept = (made_of, dict([*kept.items(), (config, engine)][-KEPT:]))
-        return engine
+        with self._alone:  # two threads must not make two engines of one configuration
+            before, engines = self.kept
+            kept = dict(engines) if made_of == before else {}
+            engine = kept.pop(config, None)
+            if engine is None:
+                alike = next((one for one in kept.values() if one.config.precision == config.precision), None)
+                parts = (decoder, list(codebooks), index, config, first, device)
+                own = PRECISIONS[config.precision]
+                engine = GraphSearch(*parts, dtype=own, graphs=graphs) if alike is None else alike.with_(config)
+            self.kept = (made_of, dict([*kept.items(), (config, engine)][-KEPT:]))
+            return engine

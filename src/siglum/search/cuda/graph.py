@@ -25,8 +25,9 @@ class Captured:
 
         Graphs that never run at the same time may share `memory`, a handle of `torch.cuda.graph_pool_handle`.
         """
-        self.query_QD = torch.zeros(batch, width, device=device)
-        with torch.cuda.device(device):
+        # Tensors made in inference mode could not be written to outside it.
+        with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(device):
+            self.query_QD = torch.zeros(batch, width, device=device)
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
@@ -37,9 +38,9 @@ class Captured:
             self._host_QF = torch.empty_like(packed_QF, device="cpu", pin_memory=True)
             self._rows_QF = self._host_QF.numpy()
             self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph, pool=memory):
+            # On a stream of this device, and without a word against what other threads do meanwhile.
+            with torch.cuda.graph(self.graph, pool=memory, stream=side, capture_error_mode="thread_local"):
                 self.found = run(self.query_QD)
-                self._host_QF.copy_(self.found.packed_QF, non_blocking=True)
 
     def __call__(self, query_QD: Tensor) -> Found:
         """Search; the results lie in the graph's own memory until the next call."""
@@ -49,6 +50,7 @@ class Captured:
 
     def fetch(self, query_QD: Tensor) -> np.ndarray:
         """Search and return what `Found` holds, packed, as an array of the host's (Q, F)."""
-        self(query_QD)
+        batch = len(query_QD)
+        self._host_QF[:batch].copy_(self(query_QD).packed_QF, non_blocking=True)
         torch.cuda.current_stream().synchronize()
-        return self._rows_QF[: len(query_QD)].copy()
+        return self._rows_QF[:batch].copy()

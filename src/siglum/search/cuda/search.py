@@ -53,7 +53,7 @@ class GraphSearch:
         *,
         dtype: torch.dtype | None = None,
         plan: Plan | None = None,
-        tokens: int = TOKENS,
+        tokens: int | None = None,
         graphs: bool = True,
         fused: bool | None = None,
         kernels: str = "all",
@@ -61,8 +61,9 @@ class GraphSearch:
         """Copy trie, weights and codebooks to the device; `first` is the first level that carries a codeword.
 
         `plan` is for all batch sizes instead of the cheapest for each; `tokens` bounds how many the tail reads at
-        once; without `graphs` a GPU runs kernel by kernel too; `fused` runs what `kernels` names (see `passes.KERNELS`)
-        in Triton, by default where a GPU has it and the heads fit.
+        once, by default so that they take a sixteenth of the GPU's memory at most; without `graphs` a GPU runs kernel
+        by kernel too; `fused` runs what `kernels` names (see `passes.KERNELS`) in Triton, by default where a GPU has it
+        and the heads fit.
         """
         _check(config)
         self.device = torch.device(check_device(str(device)))
@@ -75,7 +76,8 @@ class GraphSearch:
         precise = dtype or (torch.bfloat16 if self.device.type == "cuda" else torch.float32)
         self._passes = Passes(Weights(decoder, self.device, precise), kernels=kernels if fused else "none")
         self._books = [book.detach().to(self.device, torch.float32) for book in codebooks]
-        self._first, self._plan, self._tokens = first, plan, tokens
+        self._first, self._plan = first, plan
+        self._tokens = room(decoder, self.device, precise) if tokens is None else tokens
         self.engine = self._engine(None)
         self._captured: dict[tuple[int, int, Plan], Captured] = {}
         self._memory = torch.cuda.graph_pool_handle() if self._graphs else None
@@ -92,7 +94,9 @@ class GraphSearch:
         twin, own = copy.copy(self), self.engine
         twin.config, twin._captured, twin._filter = config, {}, None
         shape = own.shape if config.beam == own.beam else None
-        twin.engine = twin._engine(None, own.trie, None if own.geometry is None else own.geometry.length_LN, shape)
+        length_LN = None if own.geometry is None else own.geometry.length_LN
+        with self._hold():
+            twin.engine = twin._engine(None, own.trie, length_LN, shape)
         return twin
 
     def learn(self, query_QD: Tensor) -> None:
@@ -122,17 +126,16 @@ class GraphSearch:
     def search_tensors(self, query_QD: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Return the index's sorted rows (Q, K) and scores (Q, K) on the device, -1 and -inf where there are no more.
 
-        The host waits for nothing, except that it asks once, at the end, whether a query was over its plan; with
-        plans that are sure it does not ask.
+        With plans that are sure the host waits for nothing; with others it asks once, at the end, whether a query was
+        over its plan, and walks those that were.
         """
         self._check(query_QD, k)
+        packed_QF = torch.empty(len(query_QD), 2 * k + 1, dtype=torch.float64, device=self.device)
+        found, parts = Found(packed_QF), query_QD.split(BUCKETS[-1]) if len(query_QD) else ()
+        plans = [self.plan(len(part)) for part in parts]
         with self._hold():
-            plans = [self.plan(len(part)) for part in query_QD.split(BUCKETS[-1])]
-            parts = [
-                self._find(self.engine, part, plan, k).packed_QF.clone()  # the next one is written over it
-                for part, plan in zip(query_QD.split(BUCKETS[-1]), plans, strict=True)
-            ]
-            found = Found(torch.cat(parts))
+            for part, plan, own_QF in zip(parts, plans, packed_QF.split(BUCKETS[-1]), strict=False):
+                own_QF.copy_(self._find(self.engine, part, plan, k).packed_QF)
             if not all(plan.sure for plan in plans):
                 late = found.over_Q.nonzero()[:, 0]
                 if len(late):
@@ -229,6 +232,14 @@ class GraphSearch:
         weighs = self.config.scorer == "fused" and self.config.omega > 0
         geometry = Geometry(trie, self._books, self.config.omega, self._first, length_LN) if weighs else None
         return Engine(trie, self._passes, geometry, self.config.beam, self._tokens, shape)
+
+
+def room(decoder: CodeDecoder, device: torch.device, dtype: torch.dtype) -> int:
+    """Return how many tokens the tail may read at once, by what a layer makes of each."""
+    if device.type != "cuda":
+        return TOKENS
+    per = dtype.itemsize * (decoder.config.d_ff + 8 * decoder.config.d_model)
+    return max(1, min(TOKENS, torch.cuda.get_device_properties(device).total_memory // 16 // per))
 
 
 def bucket(batch: int) -> int:
