@@ -270,7 +270,8 @@ def main() -> None:
     vectors = random_vectors(options.items, options.dim) if random else load_vectors(Path(options.data))[0]
     config, device = recipe("pro", options.scale), options.device
     machine = torch.cuda.get_device_name() if device.startswith("cuda") else f"{torch.get_num_threads()} CPU threads"
-    settings = {name: str(value) for name, value in vars(options).items()} | {"pairs": len(vectors.pair_query)}
+    told = {name: str(value) for name, value in vars(options).items() if name != "out"}
+    settings = told | {"pairs": len(vectors.pair_query)}
     facts = {"machine": machine, "torch": torch.__version__, "rounds": ROUNDS, "settings": settings}
     rows, overhead, tokenizer = time_tokenizer(vectors, config, options.seconds, device)
     for size in map(int, options.batches.split(",")):  # what was measured is kept if the next batch does not end
