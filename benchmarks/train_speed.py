@@ -38,6 +38,7 @@ from torch import Tensor
 
 from siglum.config import DecoderConfig, RunConfig
 from siglum.data.vectors import load_vectors
+from siglum.device import trains_in_bf16
 from siglum.files import write_json
 from siglum.fuse.contrastive import new_fusion
 from siglum.generate.train import _Run as DecoderRun
@@ -176,8 +177,10 @@ def time_tokenizer(
         sides, fusion = tokenizer_steps(run), "learning" if learns else "fixed"
         found = time_sides(sides, seconds, device)
         pairs = min(own.batch_size, len(run.pair_q))
+        halved = learns and trains_in_bf16("fusion.precision", config.fusion.precision, device)
+        precision = "bf16" if halved else "fp32"  # of the fusion module; codes and losses are fp32 always
         for side, ms in found.items():
-            facts = {"part": "tokenizer", "fusion": fusion, "distillation": side[0], "precision": "fp32"}
+            facts = {"part": "tokenizer", "fusion": fusion, "distillation": side[0], "precision": precision}
             rows.append(row_of(ms, pairs, sides[side], device, **facts, graphs=side[1]))
             print(line_of(rows[-1]), flush=True)
         best = graphs_of(device)[-1]

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from killing import KilledAt
 from siglum import dist, loop
 from siglum.config import DecoderConfig, FusionConfig, TokenizerConfig
 from siglum.fuse.contrastive import new_fusion
 from siglum.generate import train as generate
 from siglum.generate.train import fit_decoder
 from siglum.graph import WARM_UPS, GraphedStep
-from siglum.log import NoLog
 from siglum.tokenize import train as tokenize
 from siglum.tokenize.train import Tokenizer, fit_tokenizer
 from siglum.types import Vectors
@@ -151,17 +151,6 @@ def test_a_replayed_tokenizer_step_trains_to_the_same_bits(name: str, data: Vect
     assert graphed.history == plain.history
     assert (sum(one["revived"] for one in plain.history[1:]) > 0) == (name == "reviving")
     assert_same(bits(plain.fusion, plain.quantizer), bits(graphed.fusion, graphed.quantizer))
-
-
-class KilledAt(NoLog):
-    """Stands for the end of the process while an epoch is logged."""
-
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def write(self, stage: str, step: int, values: dict[str, Any]) -> None:
-        if step == self.at:
-            raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize(("before", "after"), [(True, True), (True, False), (False, True)])

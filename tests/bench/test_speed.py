@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from killing import is_running, until
 from siglum.bench import speed
 from siglum.bench.speed import Job, Settings, overlap, time_calls
 from siglum.bench.speed_pool import Pool, make_pool, open_pool, residual_codes
@@ -325,20 +324,3 @@ def test_what_is_measured_ends_with_the_command(tmp_path: Path, sign: signal.Sig
         until(lambda: not is_running(int(mark.read_text())))
     finally:
         parent.kill()
-
-
-def until(done: Callable[[], bool]) -> None:
-    for _ in range(300):
-        if done():
-            return
-        time.sleep(0.1)
-    pytest.fail("it did not happen within half a minute")
-
-
-def is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    state = Path(f"/proc/{pid}/stat")
-    return not state.exists() or state.read_text().rpartition(")")[2].split()[0] != "Z"

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 import pytest
 from small_setting import SmallSetting, small_setting
 
+from killing import is_running, until
 from siglum.config import SearchConfig
 from siglum.experiment import run as running
 from siglum.experiment import trained as training
@@ -358,26 +357,10 @@ def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
     script, mark = tmp_path / "parent.py", tmp_path / "pid"
     script.write_text(WORKER)
     with subprocess.Popen([sys.executable, str(script), str(mark)]) as parent:
-        _until(lambda: mark.exists() and mark.read_text() != "")
+        until(lambda: mark.exists() and mark.read_text() != "")
         parent.send_signal(signal.SIGKILL)
     pid = int(mark.read_text())
-    _until(lambda: not _is_running(pid))
-
-
-def _until(done: Callable[[], bool]) -> None:
-    for _ in range(600):
-        if done():
-            return
-        time.sleep(0.1)
-    pytest.fail("it did not happen within a minute")
-
-
-def _is_running(pid: int) -> bool:
-    path = Path(f"/proc/{pid}/stat")
-    try:
-        return path.read_text().rpartition(")")[2].split()[0] != "Z" if Path("/proc").exists() else not os.kill(pid, 0)
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    until(lambda: not is_running(pid))
 
 
 def test_a_lock_is_free_again_after_an_error(tmp_path: Path) -> None:

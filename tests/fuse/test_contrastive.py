@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from killing import KilledAt
 from siglum.config import FusionConfig
 from siglum.fuse.contrastive import best_ranks, contrastive_loss, dense_mrr, embed, fit_fusion, new_fusion, pool_places
 from siglum.fuse.modules import Fusion
-from siglum.log import NoLog
 from siglum.types import SiglumError, Task, Vectors
 
 CONFIG = FusionConfig(
@@ -192,19 +192,11 @@ def test_no_training_pairs_is_one_sentence(vectors: Vectors) -> None:
         fit_fusion(vectors, CONFIG)
 
 
-class KillLog(NoLog):
-    """Ends the run in the third epoch, after its work and before its checkpoint."""
-
-    def write(self, stage: str, step: int, values: dict[str, Any]) -> None:
-        if step == 2:
-            raise KeyboardInterrupt
-
-
 def test_a_resumed_training_is_bit_equal(vectors: Vectors, tmp_path: Path) -> None:
     config = replace(CONFIG, dropout=0.3, epochs=5, weight_decay=0.01)
     straight, history = fit_fusion(vectors, config, seed=4)
     with pytest.raises(KeyboardInterrupt):
-        fit_fusion(vectors, config, seed=4, folder=tmp_path, log=KillLog())
+        fit_fusion(vectors, config, seed=4, folder=tmp_path, log=KilledAt(2))
     resumed, again = fit_fusion(vectors, config, seed=4, folder=tmp_path, resume=True)
     assert again == history
     assert same(bits(straight), bits(resumed))

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from killing import KilledAt
 from siglum.config import FusionConfig, TokenizerConfig
 from siglum.fuse.contrastive import embed, fit_fusion, new_fusion
 from siglum.fuse.modules import Fusion
-from siglum.log import NoLog
 from siglum.tokenize.train import Tokenizer, _Run, fit_tokenizer
 from siglum.types import SiglumError, Vectors
 
@@ -99,17 +99,6 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_others(vectors: Vect
     assert first.fingerprint() != other.fingerprint()
 
 
-class KillLog(NoLog):
-    """Ends the run in one epoch, after its work and before its checkpoint."""
-
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def write(self, stage: str, step: int, values: dict[str, Any]) -> None:
-        if step == self.at:
-            raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize("update", ["hybrid", "grad", "ema"])
 @pytest.mark.parametrize("train_fusion", [True, False])
 def test_a_resumed_training_is_bit_equal(vectors: Vectors, tmp_path: Path, update: Any, train_fusion: bool) -> None:
@@ -118,7 +107,7 @@ def test_a_resumed_training_is_bit_equal(vectors: Vectors, tmp_path: Path, updat
     straight = fit(vectors, config, seed=3)
     for number, kill_at in enumerate((2, 4)):
         with pytest.raises(KeyboardInterrupt):
-            fit(vectors, config, seed=3, folder=tmp_path, resume=number > 0, log=KillLog(kill_at))
+            fit(vectors, config, seed=3, folder=tmp_path, resume=number > 0, log=KilledAt(kill_at))
     resumed = fit(vectors, config, seed=3, folder=tmp_path, resume=True)
     assert sum(metrics["revived"] for metrics in straight.history) > 0
     assert resumed.history == straight.history

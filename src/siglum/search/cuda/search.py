@@ -131,11 +131,12 @@ class GraphSearch:
         """
         self._check(query_QD, k)
         packed_QF = torch.empty(len(query_QD), 2 * k + 1, dtype=torch.float64, device=self.device)
-        found, parts = Found(packed_QF), query_QD.split(BUCKETS[-1]) if len(query_QD) else ()
-        plans = [self.plan(len(part)) for part in parts]
+        found, plans = Found(packed_QF), []
         with self._hold():
-            for part, plan, own_QF in zip(parts, plans, packed_QF.split(BUCKETS[-1]), strict=False):
-                own_QF.copy_(self._find(self.engine, part, plan, k).packed_QF)
+            for start in range(0, len(query_QD), BUCKETS[-1]):
+                part = query_QD[start : start + BUCKETS[-1]]
+                plans.append(self.plan(len(part)))
+                packed_QF[start : start + len(part)] = self._find(self.engine, part, plans[-1], k).packed_QF
             if not all(plan.sure for plan in plans):
                 late = found.over_Q.nonzero()[:, 0]
                 if len(late):
@@ -180,8 +181,8 @@ class GraphSearch:
         captured = self._captures(engine, len(query_QD), plan, k)
         if captured is not None:
             return captured.fetch(query_QD)
-        packed: np.ndarray = engine.find(query_QD.to(self.device, torch.float32), plan, k).packed_QF.cpu().numpy()
-        return packed
+        packed_QF: np.ndarray = self._find(engine, query_QD, plan, k).packed_QF.cpu().numpy()
+        return packed_QF
 
     def _find(self, engine: Engine, query_QD: Tensor, plan: Plan, k: int) -> Found:
         """Search one batch; results may lie in memory that the next one is written to."""

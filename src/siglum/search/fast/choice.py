@@ -19,8 +19,8 @@ from siglum.types import SiglumError
 class Engines:
     """Keeps the engine of the last search, and its folded weights, for as long as models and index stay the same."""
 
-    last: FastSearch | None = None
-    _made_of: tuple[object, ...] = ()
+    last: tuple[tuple[object, ...], FastSearch] | None = None
+    """What the engine is made of, and the engine; replaced as a whole, as another thread may look at any time."""
 
     def choose(
         self, config: SearchConfig, decoder: CodeDecoder | None, codebooks: Sequence[Tensor], index: Index, first: int
@@ -40,13 +40,15 @@ class Engines:
         # Training in place changes a tensor's version, loading another model its address; writing through `.data`
         # changes neither and must not be done to a model that searches.
         made_of = (id(decoder), config.precision, first, *((t.data_ptr(), t._version) for t in tensors))
-        engine = self.last
-        if engine is None or made_of != self._made_of:
+        last = self.last
+        if last is None or made_of != last[0]:
             engine = FastSearch(decoder, codebooks, index, config, first)
-        elif engine.index is not index or engine.config != config:
-            engine = engine.with_(index, config)
-        self.last, self._made_of = engine, made_of
-        return engine  # not `self.last`, which another thread may have changed by now
+        elif last[1].index is index and last[1].config == config:
+            return last[1]
+        else:
+            engine = last[1].with_(index, config)
+        self.last = (made_of, engine)
+        return engine
 
 
 def described(scorer: Scorer, config: SearchConfig) -> tuple[SearchConfig, CodeDecoder, Sequence[Tensor], int] | None:
