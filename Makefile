@@ -1,10 +1,12 @@
-# make demo   see generative retrieval work on the carried world (minutes, 2 CPU cores)
+# make demo   see generative retrieval work on the drawn world (minutes, 2 CPU cores)
 # make test   lint, types, import order, docs and all tests
+# make docs   the site in build/site, links checked
+# make test-long   the site, a look for code that stands twice, a minute of kills, damage, full disks, shared runs and bad input
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint format clean
+.PHONY: demo test test-long docs lint format clean
 
 demo: .venv/.demo
 	$(BIN)/siglum demo --out runs/demo
@@ -12,6 +14,13 @@ demo: .venv/.demo
 test: .venv/.test lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile --cov=siglum --cov-report=term:skip-covered --cov-fail-under=90
 	$(BIN)/siglum demo --scale tiny --out runs/tiny
+
+test-long: .venv/.test docs
+	$(BIN)/pylint src
+	$(BIN)/python benchmarks/faults.py --seconds 60
+
+docs: .venv/.test
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 lint: .venv/.test
 	$(BIN)/ruff check .

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from siglum.measure.retention import Asked, survey
+from siglum.measure.retention import QueryBatch, survey
 from siglum.tokenize.kmeans import nearest
 from siglum.tokenize.schedule import ascending
 
@@ -59,7 +59,7 @@ def main() -> None:
     item_ND, query_QD, target_Q = make_pool(options.items, options.queries, options.dim, generator)
     books, codes_NT = code_pool(item_ND, list(ascending(options.levels)), generator)
     before, start, cpu = _peak(), perf_counter(), process_time()
-    asked = Asked(books, 0, codes_NT, item_ND, query_QD, target_Q)
+    asked = QueryBatch(books, 0, codes_NT, item_ND, query_QD, target_Q)
     found = survey(asked, beam=options.beam, tau=0.05, chunk=options.chunk)
     result = {
         **vars(options),

@@ -2,9 +2,8 @@
 
     python benchmarks/h200_engine.py --sections check,ceiling,latency,throughput,pools,profile --out h200_engine.json
 
-The paper-size model (6 + 6 layers, width 512, 17 codes) with seeded random weights over seeded clustered vectors that
-residual k-means codes, of the kind that `siglum bench speed` draws. Every section writes what it found at once and
-stops after --seconds.
+The paper-size model (6 + 6 layers, width 512, 17 codes) with seeded random weights over the pools that `siglum bench
+speed` draws. Every section writes what it found at once and stops after --seconds.
 """
 
 from __future__ import annotations
@@ -19,73 +18,20 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from siglum.config import DecoderConfig, SearchConfig
 from siglum.generate.decoder import CodeDecoder
-from siglum.index import Index
+from siglum.lab.speed.pool import LEARNT, Pool, draw_pool
+from siglum.recipes import recipe
 from siglum.search.beam import Ranking, search_items
-from siglum.search.cuda import GraphSearch, Plan
 from siglum.search.scorers import build_scorer
+from siglum.search.static import GraphSearch, Plan
+from siglum.tokenize.base import NUM_MODALITIES
 
-SIZES = (3, *[512] * 4, *[1024] * 8, *[2048] * 4)
-DIM, SUBSPACE, K = 768, 96, 50
+K, QUERIES = 50, 4096
 FLOPS_A_TOKEN = 2 * 18.9e6
 SECTIONS = ("check", "ceiling", "latency", "throughput", "pools", "profile")
-
-
-class World:
-    """Codebooks, queries and an index of clustered vectors with a share of near-duplicates."""
-
-    def __init__(self, items: int, device: str, near: float = 0.0, queries: int = 4096, seed: int = 0) -> None:
-        """Draw, code and index."""
-        torch.manual_seed(seed)
-        basis = torch.linalg.qr(torch.randn(DIM, SUBSPACE, device=device)).Q.T
-        length = torch.arange(1, SUBSPACE + 1, device=device) ** -0.5
-
-        def noise(number: int) -> Tensor:
-            return length * torch.randn(number, SUBSPACE, device=device)
-
-        coarse = noise(max(8, items // 2000))
-        fine = coarse[torch.randint(len(coarse), (max(16, items // 50),), device=device)]
-        fine = fine + 0.8 * noise(len(fine))
-        vectors = F.normalize(fine[torch.randint(len(fine), (items,), device=device)] + 0.6 * noise(items), dim=1)
-        copies = torch.randperm(items, device=device)[: int(near * items)]
-        source = torch.randint(items, (len(copies),), device=device)
-        vectors[copies] = F.normalize(vectors[source] + 0.003 * noise(len(copies)), dim=1)
-        target = torch.randint(items, (queries,), device=device)
-        aside = torch.randn(queries, SUBSPACE, device=device) / SUBSPACE**0.5
-        self.query = F.normalize(vectors[target] + 0.7 * aside, dim=1) @ basis
-        books, codes = code(vectors)
-        self.books = [book @ basis for book in books]
-        kind = torch.randint(3, (items, 1), device=device)
-        whole = torch.cat([kind, codes], 1).cpu().numpy()
-        self.index = Index.build([str(i) for i in range(items)], whole, SIZES, "bench")
-
-
-def code(vector_ND: Tensor, iterations: int = 4, sample: int = 100_000) -> tuple[list[Tensor], Tensor]:
-    """Return codebooks, the modality's all zeros, and codes (N, 16) of residual k-means."""
-    residual, codes = vector_ND.clone(), []
-    books = [torch.zeros(SIZES[0], vector_ND.shape[1], device=vector_ND.device)]
-    for size in SIZES[1:]:
-        some = residual[torch.randperm(len(residual), device=residual.device)[:sample]]
-        book = some[torch.randint(len(some), (size,), device=some.device)].clone()
-        for _ in range(iterations):
-            near = nearest(some, book)
-            count = torch.bincount(near, minlength=size)
-            mean = torch.zeros_like(book).index_add_(0, near, some) / count.clamp(min=1)[:, None]
-            book = torch.where((count > 0)[:, None], mean, book)
-        codes.append(nearest(residual, book))
-        residual -= book[codes[-1]]
-        books.append(book)
-    return books, torch.stack(codes, 1)
-
-
-def nearest(vector_ND: Tensor, book_VD: Tensor) -> Tensor:
-    """Return the nearest codeword of every vector."""
-    half = book_VD.square().sum(1) / 2
-    return torch.cat([(part @ book_VD.t() - half).argmax(1) for part in vector_ND.split(65_536)])
 
 
 class Bench:
@@ -94,25 +40,31 @@ class Bench:
     def __init__(self, options: argparse.Namespace) -> None:
         """Draw the model."""
         self.device, self.out, self.seconds = options.device, Path(options.out), options.seconds
-        config = DecoderConfig(**json.loads(options.model))
-        self.decoder = CodeDecoder(config, SIZES, DIM, torch.Generator().manual_seed(0)).eval().to(self.device)
         self.config = SearchConfig(beam=options.beam)
+        own = DecoderConfig(**json.loads(options.model))
+        self.model = replace(recipe("pro"), decoder=own, search=self.config)
+        sizes, dim = (NUM_MODALITIES, *self.model.tokenizer.vocab), self.model.fusion.dim
+        self.decoder = CodeDecoder(own, sizes, dim, torch.Generator().manual_seed(0)).eval().to(self.device)
         self.items, self.pools, self.reps = options.items, [int(n) for n in options.pools.split(",")], options.reps
         self.fused = not options.plain
         self.batches = [int(n) for n in options.batches.split(",")]
-        self.worlds: dict[tuple[int, float], World] = {}
+        self.drawn: dict[tuple[int, float], Pool] = {}
         self.found: dict[str, Any] = {"torch": torch.__version__, "device": device_name(self.device)}
 
-    def world(self, items: int, near: float = 0.0) -> World:
-        """Return a pool, made when first asked for."""
-        if (items, near) not in self.worlds:
-            self.worlds[items, near] = World(items, self.device, near)
-        return self.worlds[items, near]
+    def world(self, items: int, near: float = 0.0) -> Pool:
+        """Return a pool, made when first asked for: a share of its items lies near others."""
+        if (items, near) not in self.drawn:
+            pool = self.drawn[items, near] = draw_pool(items, QUERIES - LEARNT, self.model, near)
+            pool.query_QD, pool.learnt_LD = pool.query_QD.to(self.device), pool.learnt_LD.to(self.device)
+            pool.codebooks = [book.to(self.device) for book in pool.codebooks]
+        return self.drawn[items, near]
 
-    def engine(self, world: World, config: SearchConfig | None = None, **options: Any) -> GraphSearch:
+    def engine(self, world: Pool, config: SearchConfig | None = None, **options: Any) -> GraphSearch:
         """Return an engine on a pool."""
-        found = GraphSearch(self.decoder, world.books, world.index, config or self.config, 1, self.device, **options)
-        found.learn(world.query[-256:])
+        found = GraphSearch(
+            self.decoder, world.codebooks, world.index, config or self.config, 1, self.device, **options
+        )
+        found.learn(world.learnt_LD)
         return found
 
     def note(self, section: str, **row: Any) -> None:
@@ -160,9 +112,9 @@ def check(bench: Bench) -> None:
 
     def one(pool: tuple[int, float], omega: float, **options: Any) -> None:
         world, config = bench.world(*pool), replace(bench.config, omega=omega)
-        query = world.query[:32]
+        query = world.query_QD[:32]
         if (pool, omega) not in known:
-            scorer = build_scorer(config, world.books, bench.decoder, 1)
+            scorer = build_scorer(config, world.codebooks, bench.decoder, 1)
             known[pool, omega] = search_items(scorer, world.index, query, beam=config.beam, k=K)
         wanted = known[pool, omega]
         engine = bench.engine(world, config, **options)
@@ -220,7 +172,7 @@ def ceiling(bench: Bench) -> None:
 def latency(bench: Bench) -> None:
     """Time single queries from host memory to rankings, plan by plan."""
     world = bench.world(bench.items)
-    host = world.query.cpu()
+    host = world.query_QD.cpu()
 
     def one(kernels: str, depth: int | None, merged: int) -> None:
         own = {"fused": bench.fused, "kernels": kernels}
@@ -234,8 +186,8 @@ def latency(bench: Bench) -> None:
             seconds.append(perf_counter() - start)
         p50, p95 = (round(1e3 * float(q), 3) for q in np.quantile(seconds[20:], [0.5, 0.95]))
         chosen = engine.plan(1)
-        inner = timed(lambda: engine._find(engine.engine, world.query[:1], chosen, K), bench.reps // 4, bench.device)
-        over = np.mean([float(engine.engine.find(part, chosen, K).over_Q[0]) for part in world.query[:32].split(1)])
+        inner = timed(lambda: engine._find(engine.engine, world.query_QD[:1], chosen, K), bench.reps // 4, bench.device)
+        over = np.mean([float(engine.engine.find(part, chosen, K).over_Q[0]) for part in world.query_QD[:32].split(1)])
         shape = f"{chosen.depth}/{chosen.cap}/{chosen.merged}"
         bench.note(
             "latency", kernels=kernels, plan=shape, p50_ms=p50, p95_ms=p95, device_ms=round(1e3 * inner, 3), over=over
@@ -280,7 +232,7 @@ def throughput(bench: Bench) -> None:
             plan = shape.best(batch, sure=True) if depth is None else shape.plan(depth, None, 1)
             engine = bench.engine(world, engine.config, **options, plan=plan)
         told = {key: str(value) for key, value in options.items()}
-        bench.note("throughput", omega=omega, way=name, **told, **speed(bench, engine, world.query, batch))
+        bench.note("throughput", omega=omega, way=name, **told, **speed(bench, engine, world.query_QD, batch))
 
     big, fused = max(bench.batches), bench.fused
     ways: Iterator[tuple[int, float, str, dict[str, Any]]] = iter(
@@ -300,7 +252,7 @@ def pools(bench: Bench) -> None:
     def one(items: int, near: float) -> None:
         world = bench.world(items, near)
         engine = bench.engine(world, fused=bench.fused)
-        bench.note("pools", items=items, near=near, **speed(bench, engine, world.query, max(bench.batches)))
+        bench.note("pools", items=items, near=near, **speed(bench, engine, world.query_QD, max(bench.batches)))
 
     cases = [(items, 0.0) for items in bench.pools] + [(bench.items, 0.3)]
     bench.within("pools", [lambda c=case: one(*c) for case in cases])  # type: ignore[misc]
@@ -316,7 +268,7 @@ def profile(bench: Bench) -> None:
 
     def one(batch: int) -> None:
         engine = bench.engine(world, fused=bench.fused, graphs=False)
-        query, plan = world.query[:batch], engine.plan(batch)
+        query, plan = world.query_QD[:batch], engine.plan(batch)
         engine.engine.find(query, plan, K)
         with record(activities=kinds) as recorded:
             engine.engine.find(query, plan, K)

@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from siglum.measure.bound import mismatch_readings
+from siglum.lab.theory.bound import mismatch_readings
 from siglum.measure.prefixes import Prefixes, walk
-from siglum.pipeline import RunFolder, open_systems
+from siglum.measure.systems import open_systems
+from siglum.run.folder import RunFolder
 from siglum.search.scorers import DecoderScorer, GeometryScorer, OracleScorer
 
 
@@ -32,12 +33,11 @@ def main() -> None:
     tasks = {task.name: task for task in systems.vectors.of_split("test")}
     task = (tasks[options.task] if options.task else next(iter(tasks.values()))).spread(options.queries)
     retriever, items = systems.retriever, systems.vectors.items
-    outside = [items.ids[int(row)] for row in systems.rows if row not in set(task.pool_rows.tolist())]
-    index = retriever.index.remove(outside) if outside else retriever.index
+    index = systems.coded.index_of(task.pool_rows)
     books, decoder = retriever.tokenizer.codebooks(), retriever.decoder
     assert decoder is not None, "the run has no decoder"
     rows = index.rows([items.ids[int(found[0])] for found in task.positives])
-    prefixes, query = Prefixes(index), systems.query_MD[torch.as_tensor(task.query_rows)]
+    prefixes, query = Prefixes(index), systems.coded.query_MD[torch.as_tensor(task.query_rows)]
     scorers = [OracleScorer(books), DecoderScorer(decoder), GeometryScorer(books)]
     rng, table = np.random.default_rng(0), []
     for level, walked in enumerate(walk(prefixes, scorers, query, [None] * index.levels)):

@@ -37,12 +37,12 @@ import torch
 from torch import Tensor
 
 from siglum.config import DecoderConfig, RunConfig
+from siglum.cuda_graph_step import GraphedStep
 from siglum.data.vectors import load_vectors
 from siglum.device import trains_in_bf16
 from siglum.files import write_json
 from siglum.fuse.contrastive import new_fusion
 from siglum.generate.train import _Run as DecoderRun
-from siglum.graph import GraphedStep
 from siglum.loop import batches
 from siglum.recipes import recipe
 from siglum.scales import SCALES

@@ -8,11 +8,10 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from siglum import Retriever
-from siglum.build import build_folder
-from siglum.data.folder import path_of
-from siglum.data.world import World
-from siglum.measure.sheet import Card, make_thumbnail, render_sheet
+from siglum import Retriever, build_folder
+from siglum.data.source import read_source
+from siglum.lab.world.collection import World
+from siglum.pages.contact_sheet import make_cards, render_sheet
 
 
 def take_photos(folder: Path, number: int) -> None:
@@ -41,7 +40,7 @@ def main() -> None:
         print(f"By words: {words}")
         for hit in hits:
             print(f" {'*' if hit.item_id == picture.name else ' '} {hit.rank}. {hit.score:6.2f}  {hit.item_id}")
-        cards = [Card(h.rank, h.score, h.item_id, None, make_thumbnail(photos / path_of(h.item_id))) for h in hits]
+        cards = make_cards(hits, read_source(run), Path(scratch, "hits.html"))
         page = render_sheet("photos", words, None, cards)
         print(
             f"The contact sheet has {len(cards)} pictures and {len(page) // 1000} kB; nothing else is needed to see it"
@@ -49,7 +48,7 @@ def main() -> None:
 
         alone = build_folder(photos, Path(scratch, "alone"), captions="none", encoder="builtin", scale="tiny")
         print(f"\n{alone.about}")
-        found = Retriever.load(alone.run).search(image=picture, k=1)
+        found = Retriever.load(alone.run).search(picture, k=1)
         print(f"By picture: {picture.name} finds {found[0].item_id}")
 
 

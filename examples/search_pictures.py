@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 
 from siglum import Retriever, recipe
-from siglum.data.collection import world_collection
-from siglum.data.world import World
 from siglum.encode.builtin import BuiltinEncoder
-from siglum.pipeline import RunFolder, make_decoder, make_index, make_tokenizer, make_vectors
+from siglum.lab.world.collection import World, world_collection
+from siglum.run.folder import RunFolder
+from siglum.run.stages import make_decoder, make_index, make_tokenizer, make_vectors
 
 
 def train(world: World, folder: Path) -> Retriever:
@@ -39,10 +39,7 @@ def main() -> None:
         pictures = list(world.pool("test", "t2i"))
         for kind, task in (("By words", "t2i"), ("By picture", "i2i"), ("By picture and words", "it2i")):
             queries = list(world.queries("test", task))
-            found = [
-                retriever.search(query.text, query.image, k=5, instruction=query.instruction, within=pictures)
-                for query in queries
-            ]
+            found = retriever.search(queries, k=5, within=pictures)
             pairs = zip(queries, found, strict=True)
             ranks = [next((hit.rank for hit in hits if hit.item_id in query.positives), 9) for query, hits in pairs]
             best = ranks.index(min(ranks))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,26 +14,39 @@ import torch
 from hypothesis import HealthCheck, settings
 from torch import Tensor
 
-from siglum import pipeline
 from siglum.cli.main import main
 from siglum.config import DecoderConfig, WorldConfig
-from siglum.data.collection import world_collection
-from siglum.data.world import World
+from siglum.device import CPU_CAP, bears_half_products
 from siglum.encode.builtin import BuiltinEncoder
 from siglum.generate.decoder import CodeDecoder
 from siglum.index import Index
-from siglum.pipeline import RunFolder
+from siglum.lab.world.collection import World, world_collection
 from siglum.recipes import recipe
+from siglum.run import stages
+from siglum.run.folder import RunFolder
 from siglum.types import Features, Task, Vectors
 
 MakeVectors = Callable[..., Vectors]
 
+TINY = recipe("pro", "tiny")
+QUICK = replace(
+    TINY,
+    fusion=replace(TINY.fusion, epochs=1),
+    tokenizer=replace(TINY.tokenizer, epochs=1, vocab=(8, 16)),
+    decoder=replace(TINY.decoder, epochs=1),
+)
+"""Settings that train a whole run in a second or two."""
 NUM_ITEMS, NUM_QUERIES, NUM_TRAIN, NUM_VAL = 300, 400, 300, 50
 LATENT = 8
 
 
 def pytest_configure() -> None:
-    """Keep to one core and let hypothesis take its time on few examples."""
+    """Keep to one core, let hypothesis take its time on few examples, and have kernels without a GPU interpreted."""
+    if not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"  # read where Triton is imported, so before any test imports it
+    if CPU_CAP[0] not in os.environ and not bears_half_products():
+        os.environ.update([CPU_CAP])  # read at the first product
+        bears_half_products.cache_clear()
     torch.set_num_threads(1)
     settings.register_profile("siglum", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("siglum")
@@ -141,19 +155,22 @@ WORLD_ITEMS = 480
 
 @pytest.fixture(scope="session")
 def world() -> World:
-    """The carried world behind `world_run`."""
+    """The drawn world behind `world_run`."""
     return World(WORLD_ITEMS, 0)
 
 
 @pytest.fixture(scope="session")
 def world_run(tmp_path_factory: pytest.TempPathFactory, world: World) -> Path:
-    """A finished run folder (stages 1 to 4) on a tiny world; read it, never write to it."""
+    """A finished run folder (stages 1 to 4) on a tiny world; read it, never write to it.
+
+    Its index holds the test pools, so that there are other items of the world to add.
+    """
     run = RunFolder(tmp_path_factory.mktemp("world") / "run")
     run.write_config(replace(recipe("pro", "tiny"), world=WorldConfig(items=WORLD_ITEMS)))
-    pipeline.make_vectors(run, world_collection(world), BuiltinEncoder(), identity=f"world {WORLD_ITEMS} 0 1")
-    pipeline.make_tokenizer(run)
-    pipeline.make_decoder(run)
-    pipeline.make_index(run)
+    stages.make_vectors(run, world_collection(world), BuiltinEncoder(), identity=f"world {WORLD_ITEMS} 0 1")
+    stages.make_tokenizer(run)
+    stages.make_decoder(run)
+    stages.make_index(run, pools="test")
     return run.root
 
 

@@ -1,4 +1,4 @@
-"""A small M-BEIR in its real file format, drawn from the carried world."""
+"""A small M-BEIR in its real file format, made from the drawn world."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from siglum.data.mbeir_layout import DATASETS, MODALITIES, NINE, POOLS_BY_SPLIT, split_task
 from siglum.data.pictures import load_picture
-from siglum.data.world import World
+from siglum.lab.mbeir.layout import DATASETS, MODALITIES, NINE, POOLS_BY_SPLIT, split_task
+from siglum.lab.world.collection import World
 from siglum.types import Item
 
 Line = dict[str, Any]

@@ -10,17 +10,13 @@ import numpy as np
 import pytest
 
 import siglum
-from siglum import Retriever, SiglumError, features, fit, recipe
-from siglum.pipeline import RunFolder, open_systems
+from conftest import QUICK, TINY
+from siglum import Retriever, SiglumError, features, fit
+from siglum.measure.systems import open_systems
+from siglum.run import stages
+from siglum.run.folder import RunFolder
 
 ITEMS, DIM = 240, 24
-TINY = recipe("pro", "tiny")
-QUICK = replace(
-    TINY,
-    fusion=replace(TINY.fusion, epochs=1),
-    tokenizer=replace(TINY.tokenizer, epochs=1, vocab=(8, 16)),
-    decoder=replace(TINY.decoder, epochs=1),
-)
 
 
 def easy(seed: int = 0) -> dict[str, Any]:
@@ -70,14 +66,73 @@ def test_the_run_is_kept_in_its_folder(fitted: tuple[Retriever, Path]) -> None:
     assert 0.05 < share < 0.15
 
 
-def test_without_a_folder_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def test_without_a_folder_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("something is written")
+
+    for name in ("siglum.files.atomic", "siglum.files.make_folder", "tempfile.mkdtemp", "tempfile.mkstemp"):
+        monkeypatch.setattr(name, refuse)
     retriever = fit(**easy(), config=QUICK)
-    assert list(tmp_path.iterdir()) == []
     retriever.add(features(easy(1)["items"][:2], ["new0", "new1"]))
     assert retriever.search_features(features(easy()["queries"][:1]), k=3)[0][0].rank == 1
     with pytest.raises(SiglumError, match="no encoder"):
         retriever.search("a text")
+    with pytest.raises(SiglumError, match="4000 codewords"):
+        fit(**easy(), config=replace(QUICK, tokenizer=replace(QUICK.tokenizer, vocab=(8, 4000))))
+    for wrong in ({"resume": True}, {"overwrite": True}):
+        with pytest.raises(SiglumError, match="are about a folder"):
+            fit(**easy(), config=QUICK, **wrong)
+
+
+@pytest.mark.parametrize("members", [0, 1])
+def test_a_folder_changes_nothing(tmp_path: Path, members: int) -> None:
+    """Fusion and decoder choose their best epoch on validation, so that more than one is trained."""
+    config = replace(
+        QUICK, fusion=replace(QUICK.fusion, epochs=3), query=replace(QUICK.query, members=members, epochs=1)
+    )
+    one, other = (fit(**easy(), config=config, folder=folder) for folder in (None, tmp_path / "run"))
+    assert one.tokenizer.fingerprint() == other.tokenizer.fingerprint()
+    assert (one.index.codes() == other.index.codes()).all() and list(one.index.ids) == list(other.index.ids)
+    query = features(easy()["queries"][:20])
+    assert one.search_features(query) == other.search_features(query)
+    one.save(tmp_path / "saved")
+    assert Retriever.load(tmp_path / "saved").search_features(query) == one.search_features(query)
+
+
+@pytest.mark.parametrize("folder", [None, "run"])
+def test_hits_carry_what_is_told_of_the_items(tmp_path: Path, folder: str | None) -> None:
+    about = [siglum.Item(id=f"item{row}", text=f"thing {row}") for row in range(ITEMS - 1, 0, -1)]
+    place = None if folder is None else tmp_path / folder
+    retriever = fit(**easy(), config=QUICK, about=about, folder=place)
+    hits = retriever.search_features(features(easy()["queries"][:1]), k=ITEMS, mode="scan")[0]
+    wanted = {f"item{row}": f"thing {row}" if row else None for row in range(ITEMS)}
+    assert {hit.item_id: hit.text for hit in hits} == wanted
+
+
+def test_progress_of_training_is_shown_where_it_is_asked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("siglum.terminal.PAUSE", 0.0)
+    fit(**easy(), config=QUICK)
+    assert capsys.readouterr() == ("", "")
+    fit(**easy(), config=QUICK, progress=True)
+    told = capsys.readouterr().err
+    assert all(stage in told for stage in ("fusion: epoch", "tokenizer: epoch", "decoder: epoch"))
+
+
+def test_resuming_takes_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    query, folder = features(easy()["queries"][:5]), tmp_path / "run"
+    before = fit(**easy(), config=QUICK, folder=folder).search_features(query)
+    (folder / "3-decoder" / "stage.json").unlink()
+    made = []
+    for name in ("make_tokenizer", "make_decoder", "make_index"):
+        work = getattr(stages, name)
+        monkeypatch.setattr(stages, name, lambda *a, name=name, work=work, **o: (made.append(name), work(*a, **o))[1])
+    assert fit(**easy(), config=QUICK, folder=folder, resume=True).search_features(query) == before
+    assert made == ["make_decoder"]
+    other = replace(QUICK, tokenizer=replace(QUICK.tokenizer, epochs=3))
+    with pytest.raises(SiglumError, match=r"was made with tokenizer.epochs .*, not 3; fit without resume"):
+        fit(**easy(), config=other, folder=folder, resume=True)
 
 
 def test_one_seed_gives_one_run() -> None:
@@ -112,11 +167,11 @@ def test_several_positives_own_ids_and_plain_lists() -> None:
 def test_a_recipe_is_sized_to_the_collection(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = {}
 
-    def stop(run: RunFolder, **options: object) -> None:
-        seen["config"] = run.config()
+    def stop(vectors: object, config: siglum.RunConfig, *_: object, **options: object) -> None:
+        seen["config"] = config
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("siglum.api.make_tokenizer", stop)
+    monkeypatch.setattr("siglum.api.train_all", stop)
     with pytest.raises(KeyboardInterrupt):
         fit(**easy(), recipe="genius", seed=5)
     assert (seen["config"].recipe, seen["config"].scale, seen["config"].seed) == ("genius", "auto", 5)
@@ -138,7 +193,7 @@ CASES = {
     "three axes": (changed(queries=np.ones((2, 3, 4))), r"shape \(2, 3, 4\)"),
     "words": (changed(items=np.full((ITEMS, 3), "a")), "must be numbers"),
     "other width": (changed(queries=easy()["queries"][:, :-1]), "have 23 numbers, but those of this run have 24"),
-    "unknown part": (changed(items={"sound": easy()["items"]}), "named image and text, not sound"),
+    "unknown part": (changed(items={"sound": easy()["items"]}), "named image and text, not 'sound'"),
     "no part": (changed(items={}), "not nothing"),
     "unequal parts": (changed(items={"image": easy()["items"], "text": easy()["items"][:-1]}), "one row an id"),
     "few positives": (changed(positives=easy()["positives"][:-1]), "480 queries but 479 entries"),
@@ -202,7 +257,7 @@ def test_too_few_items_and_wrong_arguments_are_told_in_one_sentence(fitted: tupl
     few = np.eye(4, dtype=np.float32)
     with pytest.raises(SiglumError, match="at least 8 items, but they cover"):
         fit(few, few, [0, 1, 2, 3])
-    with pytest.raises(SiglumError, match="must be one of: cpu"):
+    with pytest.raises(SiglumError, match="must be one of: auto, cpu"):
         fit(few, few, [0, 1, 2, 3], device="tpu")
     retriever, _ = fitted
     with pytest.raises(SiglumError, match="is a string, not 3"):

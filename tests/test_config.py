@@ -143,3 +143,23 @@ def test_the_fingerprint_changes_with_every_field(kind: Any) -> None:
     assert len(marks) == len(fields(kind))
     assert config_fingerprint(config) not in marks
     assert config_fingerprint(config) == config_fingerprint(kind())
+
+
+def test_settings_that_name_registered_parts_are_checked_against_them() -> None:
+    for kind, name, choices in (
+        (TokenizerConfig, "kind", "residual, product"),
+        (SearchConfig, "scorer", "fused, decoder, geometry, oracle"),
+    ):
+        for wrong in ("wrong", "", None, 3, ["fused"]):
+            with pytest.raises(SiglumError, match=f"{kind.__name__}.{name} is .*, but must be one of: {choices}"):
+                from_dict(kind, {name: wrong})
+    assert from_dict(TokenizerConfig, {"kind": "product"}).kind == "product"
+
+
+def test_fingerprints_of_runs_made_before_a_field_stay() -> None:
+    # Taken before `kind` was there: checkpoints and shared stages are known by them.
+    assert config_fingerprint(TokenizerConfig()) == "62ca6b63c9ce4842"
+    assert config_fingerprint(TokenizerConfig(vocab=(16, 32), modality="none")) == "0d8c11a35bba5a86"
+    assert from_dict(TokenizerConfig, {"vocab": [16, 32]}).kind == "residual"
+    nested = RunConfig(tokenizer=TokenizerConfig(kind="product"))
+    assert config_fingerprint(nested) != config_fingerprint(RunConfig())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
 import tempfile
 from pathlib import Path
 from typing import Any, NoReturn
@@ -30,6 +31,13 @@ def write_half(path: Path, fault: BaseException) -> None:
         file.write(b"half of the new")
         file.flush()
         raise fault
+
+
+def test_a_pipe_or_device_is_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SiglumError, match="is a device or a pipe"):
+        files.write_text(tmp_path / "pipe", "a")
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode) and len(list(tmp_path.iterdir())) == 1
 
 
 def test_an_atomic_write_replaces_the_whole_file(tmp_path: Path) -> None:

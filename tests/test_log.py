@@ -57,6 +57,13 @@ def test_a_torn_last_line_is_left_out_and_spoils_no_later_record(tmp_path: Path)
         assert [record["loss"] for record in read_log(log.path)] == [0.0, 9.0, 8.0]
 
 
+def test_a_log_that_cannot_be_written_is_one_sentence(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path, tmp_path / "file" / "log.jsonl", Path("/dev/full")):
+        with subtests.test(str(path)), pytest.raises(SiglumError, match="could not write to"):
+            JsonlLog(path).write("a", 0, {"loss": 1.0})
+
+
 def test_no_log_is_an_empty_log(tmp_path: Path) -> None:
     assert read_log(tmp_path / "none.jsonl") == []
     NoLog().write("a", 0, {"loss": 1.0})

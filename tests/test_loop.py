@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -187,10 +189,26 @@ def test_a_kill_between_state_and_pointer_leaves_a_whole_checkpoint(
     assert 0 < len(work.epochs_run) < EPOCHS
     assert_same_bits(work.bits(), straight.bits())
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "best.safetensors",
+        "best-00003.safetensors",
         "checkpoint.json",
         "state-00006.safetensors",
     ]
+
+
+@pytest.mark.parametrize("name", ["best-00003.safetensors", "checkpoint.json", "state-00004.safetensors"])
+def test_a_damaged_checkpoint_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(Killed):
+        Work(SELECT, kill_at=4).run(tmp_path)
+    whole = (tmp_path / name).read_bytes()
+    for place in range(0, len(whole), 5):
+        (tmp_path / name).write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with suppress(SiglumError):
+            if name == "checkpoint.json" and read_json(tmp_path / name) == json.loads(whole):
+                continue  # white space, or a digit beyond what a number holds
+        with pytest.raises(SiglumError):
+            Work(SELECT).run(tmp_path, resume=True)
+    (tmp_path / name).write_bytes(whole)
+    Work(SELECT).run(tmp_path, resume=True)
 
 
 def test_every_epoch_is_logged_once_also_over_a_resume(tmp_path: Path) -> None:

@@ -24,7 +24,8 @@ torch.set_num_threads(1)
 from siglum.config import DecoderConfig
 from siglum.generate.decoder import CodeDecoder
 from siglum.index import Index
-from siglum.search.beam import as_hits, search_items
+from siglum.search.beam import search_items
+from siglum.search.hits import as_hits
 from siglum.search.scorers import DecoderScorer, GeometryScorer, SumScorer
 
 items, sizes, folder = 1_000_000, (3,) + (512,) * 4 + (1024,) * 8 + (2048,) * 4, Path(sys.argv[1])

@@ -25,19 +25,20 @@ def test_recipes_round_trip(name: str, scale: str) -> None:
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_ablations_change_only_their_part(scale: str) -> None:
+def test_ablations_change_only_their_part(scale: str, subtests: pytest.Subtests) -> None:
     parts = {"pd": {"tokenizer.rank_weight"}, "vs": {"tokenizer.vocab"}, "sf": {"search.scorer"}}
     full = recipe("pro", scale)
     for name in ("pd", "vs", "sf", "pd_vs", "pd_sf", "vs_sf", "genius"):
-        kept = set() if name == "genius" else set(name.split("_"))
-        gone = set().union(*[fields for part, fields in parts.items() if part not in kept])
-        assert set(diff(full, recipe(name, scale))) == gone | {"recipe"}
+        with subtests.test(name):
+            kept = set() if name == "genius" else set(name.split("_"))
+            gone = set().union(*[fields for part, fields in parts.items() if part not in kept])
+            assert set(diff(full, recipe(name, scale))) == gone | {"recipe"}
 
 
 @pytest.mark.parametrize("scale", [scale for scale in SCALES if scale != "paper"])
 def test_genius_has_equal_bits_or_a_size_of_the_schedule(scale: str) -> None:
     schedule, uniform = recipe("pro", scale).tokenizer.vocab, recipe("genius", scale).tokenizer.vocab
-    sizes = (min(schedule), max(schedule)) if scale.startswith("captions") else (max(schedule),)
+    sizes = (min(schedule), max(schedule)) if scale.startswith(("captions", "catalogue")) else (max(schedule),)
     assert uniform in (equal_bits(schedule), *((size,) * len(schedule) for size in sizes))
 
 
@@ -97,7 +98,9 @@ def test_best_has_many_small_levels_in_no_more_bytes(scale: str) -> None:
         pro.tokenizer.vocab[pro.tokenizer.levels // 2],
     )
     assert len(vocab) > pro.tokenizer.levels or scale == "tiny"
-    assert bits(vocab) <= bits((pro if not scale.startswith("captions") else recipe("pro")).tokenizer.vocab)
+    assert bits(vocab) <= bits(
+        (pro if not scale.startswith(("captions", "catalogue")) else recipe("pro")).tokenizer.vocab
+    )
     assert config.tokenizer.assign_beam > 1
     assert (config.tokenizer.epochs, config.tokenizer.rank_weight, config.tokenizer.update) == (0, 0.0, "ema")
     assert config.fusion.epochs > 0, "codes by k-means alone need a space that was trained before"
@@ -155,6 +158,39 @@ def test_a_config_fitted_to_data_has_items_for_every_code_and_steps_for_every_st
 def test_a_config_with_enough_data_stays_as_it_is() -> None:
     config = recipe("pro", "captions")
     assert fit_to_data(config, 1_000_000, 5_000_000) == config
+
+
+@pytest.mark.parametrize("scale", [scale for scale in SCALES if scale != "paper"])
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_trains_its_space_along_if_asked(name: str, scale: str) -> None:
+    joint, fixed = (recipe(name, scale, space=space).tokenizer for space in ("joint", "fixed"))
+    assert joint.train_fusion and joint.epochs > 0
+    literal = name == "pro_literal"
+    assert (joint.update, joint.rq_weight, joint.mse_weight) == (("hybrid", 100, 100) if literal else ("ema", 1, 1))
+    wanted = (
+        {0.0} if joint.rank_weight == 0 else {1.0, 100.0} if name == "pro_released" else {100.0 if literal else 1.0}
+    )
+    assert joint.rank_weight in wanted
+    assert fixed.train_fusion == name.startswith(("pro_literal", "pro_released", "genius_joint"))
+    assert joint.vocab == fixed.vocab
+
+
+def test_the_paper_s_literal_numbers_are_the_paper_s() -> None:
+    assert set(diff(recipe("pro"), recipe("pro_literal"))) == {"recipe"}
+    own, literal = (recipe("pro", "captions", space="joint"), recipe("pro_literal", "captions"))
+    weights = {f"tokenizer.{name}_weight": (1.0, 100.0) for name in ("rq", "mse", "rank")}
+    assert diff(own, literal) == {"recipe": ("pro", "pro_literal"), "tokenizer.update": ("ema", "hybrid"), **weights}
+
+
+def test_the_released_form_weighs_a_quarter_of_the_true_divergence() -> None:
+    config = recipe("pro_released", "captions", space="joint").tokenizer
+    assert config.rank_scale_tau2
+    assert config.rank_weight * config.temperature**2 == pytest.approx(0.25)
+
+
+def test_the_paper_has_no_fixed_space() -> None:
+    with pytest.raises(SiglumError, match="space fixed needs another scale"):
+        recipe("pro", "paper", space="fixed")
 
 
 def test_unknown_names_are_refused_with_the_choices() -> None:

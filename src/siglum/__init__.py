@@ -2,6 +2,8 @@
 
 Items become short code sequences (sigla); a decoder generates the code of the right item from a query; beam search
 over a trie lets only real items out. `Retriever` is the object users hold, `fit` makes one from plain arrays.
+
+Example: `siglum.Retriever.load("runs/demo").search("a big red star left of a blue ring", k=3)`.
 """
 
 from __future__ import annotations
@@ -9,18 +11,34 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from siglum.api import features, fit
-    from siglum.config import RunConfig
+    from siglum.api import diagnose, features, fit
+    from siglum.build import build_folder
+    from siglum.config import RunConfig, TokenizerConfig
+    from siglum.measure.codes import diagnose_codes
+    from siglum.measure.explain import explain
+    from siglum.pages.report import report
     from siglum.recipes import recipe
+    from siglum.search.plain import build_trie, fused_beam_search
     from siglum.search.retriever import Retriever
+    from siglum.tokenize.losses import prefix_ranking_loss
     from siglum.types import Features, Hit, Item, Modality, Query, SiglumError
 
+__version__ = "0.1.0"
 _HOME = {
     "fit": "siglum.api",
     "features": "siglum.api",
+    "build_folder": "siglum.build",
+    "diagnose": "siglum.api",
+    "explain": "siglum.measure.explain",
+    "report": "siglum.pages.report",
     "Retriever": "siglum.search.retriever",
     "RunConfig": "siglum.config",
+    "TokenizerConfig": "siglum.config",
     "recipe": "siglum.recipes",
+    "build_trie": "siglum.search.plain",
+    "diagnose_codes": "siglum.measure.codes",
+    "fused_beam_search": "siglum.search.plain",
+    "prefix_ranking_loss": "siglum.tokenize.losses",
     "Features": "siglum.types",
     "Hit": "siglum.types",
     "Item": "siglum.types",
@@ -37,9 +55,18 @@ __all__ = [
     "Retriever",
     "RunConfig",
     "SiglumError",
+    "TokenizerConfig",
+    "build_folder",
+    "build_trie",
+    "diagnose",
+    "diagnose_codes",
+    "explain",
     "features",
     "fit",
+    "fused_beam_search",
+    "prefix_ranking_loss",
     "recipe",
+    "report",
 ]
 
 

@@ -4,40 +4,51 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from siglum.config import RunConfig, diff
+from siglum.config import RunConfig
 from siglum.data.collection import Collection
 from siglum.data.folder import FolderCollection, path_of, read_folder
 from siglum.data.source import read_source, write_source
-from siglum.data.vectors import load_vectors, save_vectors
+from siglum.data.stamps import PICTURES_FILE, read_stamps, write_stamps
+from siglum.data.vectors import load_fields, load_vectors, save_vectors
 from siglum.device import check_device
 from siglum.encode.registry import build_encoder
+from siglum.encode.run import read_omitted
 from siglum.files import open_stage
 from siglum.fuse.contrastive import new_fusion
 from siglum.fuse.store import save_fusion
-from siglum.pipeline import RunFolder, dense_inputs, make_decoder, make_index, make_tokenizer, make_vectors
+from siglum.generate.store import load_decoder, load_query_head
+from siglum.given import as_folder
 from siglum.recipes import fit_to_data, recipe_for
 from siglum.recipes import recipe as recipe_at
+from siglum.rootfiles import remove_root_json
+from siglum.run.claim import is_unused
+from siglum.run.folder import CONFIG_FILE, RunFolder
+from siglum.run.lock import lock_run
+from siglum.run.stages import dense_inputs, ensure, make_tokenizer, make_vectors, new_index, settle
 from siglum.search.retriever import Retriever
+from siglum.terminal import shown_if
+from siglum.tokenize.store import load_tokenizer
 from siglum.types import Features, Query, SiglumError, Vectors
+from siglum.update import Built as Built
+from siglum.update import update_run
 
 LEAST_PICTURES = 8
-"""The smallest vocabulary schedule, 2/4/8, needs as many to learn from."""
+"""The smallest vocabulary schedule has levels of 2, 4 and 8 codes, and k-means needs a picture for each code."""
 STAGES = {
-    "encode": "encoding pictures",
-    "tokenize": "learning codes",
-    "train": "training the decoder",
-    "index": "indexing",
-    "weigh": "weighing decoder and distance on held-out captions",
+    "vectors": ("encode", "encoding pictures"),
+    "tokenizer": ("tokenize", "learning codes"),
+    "decoder": ("train", "training the decoder"),
+    "index": ("index", "indexing"),
 }
+"""What the making of a stage is called, and how it is announced."""
 WEIGHTS = (1.0, 2.0, 4.0, 8.0, 16.0)
 """What is tried as weight of distance beside the decoder, times that of the recipe."""
 TRIED = 200
@@ -63,41 +74,6 @@ PHRASES = tuple(
 """What people look for in photographs; they tell where texts lie in a joint space when there are no captions."""
 
 
-@dataclass(slots=True)
-class Built:
-    """What a build gave."""
-
-    run: str
-    about: str
-    """What captions were found, in a sentence."""
-    items: int
-    """Pictures in the index."""
-    captions: int
-    """Captions of these pictures, learnt from or held out for validation; 0 without captions."""
-    skipped: list[str]
-    """Paths of pictures that could not be read."""
-    example: str
-    """Path of a picture that was read, to try a search with."""
-    encoder: str
-    supervised: bool
-    """Whether captions were learnt from; else every picture was its own query."""
-    joint: bool
-    """Whether the encoder puts words and pictures into one space."""
-    held_out: dict[str, float] = field(default_factory=dict)
-    """Number of validation captions tried, and the shares that found their picture (success@1, @5, @10)."""
-    seconds: dict[str, float] = field(default_factory=dict)
-    """Time of each stage that was made now."""
-
-    @property
-    def by_words(self) -> bool:
-        """Whether words can find pictures in this run."""
-        return self.supervised or self.joint
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return asdict(self)
-
-
 def build_folder(
     photos: str | Path,
     out: str | Path,
@@ -108,79 +84,106 @@ def build_folder(
     scale: str = "auto",
     change: Callable[[RunConfig], RunConfig] | None = None,
     seed: int = 0,
-    device: str = "cpu",
+    device: str = "auto",
     workers: int = 1,
     strict: bool = False,
     resume: bool = False,
+    update: bool = False,
+    wait: float | None = None,
     say: Callable[[str], None] | None = None,
+    progress: bool = False,
 ) -> Built:
     """Make a searchable run of all pictures of a folder and return what came of it.
 
     `captions` is as in `read_folder`, `encoder` as in `build_encoder`; `change` may alter the settings before they are
-    used. With `resume` nothing that is finished is made again. A run of another folder is never overwritten.
+    used. With `resume` nothing that is finished is made again; with `update` a finished run follows its folder, and
+    what it learnt stays as it is. A run of another folder is never overwritten. `wait` is as in `lock_run`; `say` hears
+    what is being done, and `progress` is shown on stderr. Example:
+
+        built = siglum.build_folder("Pictures", "runs/photos", encoder="offline")
+        hits = siglum.Retriever.load(built.run).search("two dogs in the snow")
     """
-    run, folder = RunFolder(Path(out)), Path(photos).absolute()
-    check_device(device)
-    found = read_folder(folder, captions, seed)
-    _check_number(found.collection.items, "pictures")
-    _claim(run, folder, found, encoder, resume, captions=captions, seed=seed)
+    run, folder, device = RunFolder(as_folder(out)), as_folder(photos).absolute(), check_device(device)
     clock = _Clock(say or (lambda text: None))
-    clock.tell(found.about)
-    vectors = _find_vectors(run, found, encoder, clock, device=device, workers=workers, strict=strict, resume=resume)
-    record = open_stage(run.vectors, "vectors")
-    config = _configure(vectors, found.supervised, record["joint"], recipe, scale, seed)
-    changed = change(config) if change else config
-    given = changed.search.omega != config.search.omega
-    _settle(run, changed, resume, given)
-    _train(run, vectors, record["fingerprint"], clock, device, resume)
-    weights = [changed.search.omega * times for times in ((1.0,) if given else WEIGHTS)]
-    held_out = _weigh(run, vectors, weights, found.supervised, clock, device)
+    options: dict[str, Any] = {"device": device, "workers": workers, "strict": strict}
+    with shown_if(progress), lock_run(run.root, "siglum build", wait=wait, say=say):
+        if update:
+            if resume:
+                raise SiglumError("an update follows a finished run, and resuming finishes one; choose one of the two.")
+            return update_run(run, folder, {"captions": captions, "encoder": encoder}, tell=clock.tell, **options)
+        found = read_folder(folder, captions, seed, strict)
+        _check_number(found.collection.items, "pictures")
+        _claim(run, folder, found, encoder, resume, captions=captions, seed=seed)
+        clock.tell(found.about)
+        vectors = _find_vectors(run, found, encoder, clock, resume=resume, **options)
+        joint = read_source(run.root)["joint"]
+        config = configure(vectors, found.supervised, joint, recipe, scale, seed)
+        _learn(run, found, vectors, (config, change(config) if change else config), clock, device, resume)
+        return _summary(run, folder, found, vectors, clock)
+
+
+def _learn(
+    run: RunFolder,
+    found: FolderCollection,
+    vectors: Vectors,
+    configs: tuple[RunConfig, RunConfig],
+    clock: _Clock,
+    device: str,
+    resume: bool,
+) -> None:
+    """Make what follows the vectors, with the settings a user changed from the usual ones.
+
+    The index comes last: without one nothing is found, so that no build that was killed answers with other weights.
+    """
+    usual, changed = configs
+    given = changed.search.omega != usual.search.omega
+    if not given and (run.root / CONFIG_FILE).exists():  # a weight that was chosen stays
+        changed = replace(changed, search=replace(changed.search, omega=run.config().search.omega))
+    settle(run, changed, remedy="start without --resume")
+
+    def tokenize() -> None:
+        if changed.fusion.kind == "sum" and changed.fusion.epochs == 0:
+            _write_space(run, vectors)
+        make_tokenizer(run, device=device, resume=resume)
+
+    clock.ensure(run, "tokenizer", "decoder", makers={"tokenizer": tokenize}, device=device, resume=resume)
+    weights = [configs[1].search.omega * times for times in ((1.0,) if given else WEIGHTS)]
+    _weigh(run, vectors, weights, found.supervised, clock, device)
+    clock.ensure(run, "index", device=device, resume=resume)
+    if read_stamps(run.root) is None:
+        write_stamps(run.root, found.stamps)
+
+
+def _summary(run: RunFolder, folder: Path, found: FolderCollection, vectors: Vectors, clock: _Clock) -> Built:
+    source, here = read_source(run.root), set(vectors.items.ids)
+    omitted = read_omitted(run.vectors)
+    reasons = found.unread | {path_of(entry.id): entry.why for entry in omitted}
+    missing = [path_of(item.id) for item in found.collection.items if item.id not in here]
     return Built(
         run=str(run.root),
         about=found.about,
-        items=len(vectors.items),
-        captions=len(vectors.pair_query) + len(vectors.first_pairs("val")[0]) if found.supervised else 0,
-        skipped=[path_of(name) for name in _missing(found, vectors)],
+        items=len(Retriever.load(run.root).index),
+        captions=source["learnt"],
+        skipped=[*found.unread, *missing],
+        reasons=reasons,
         example=str(folder / path_of(vectors.items.ids[0])),
-        encoder=record["encoder"],
+        encoder=open_stage(run.vectors, "vectors")["encoder"],
         supervised=found.supervised,
-        joint=record["joint"],
-        held_out=held_out,
+        queries=found.queries,
+        joint=source["joint"],
+        held_out=source["held_out"],
         seconds=clock.seconds,
     )
 
 
-def _missing(found: FolderCollection, vectors: Vectors) -> list[str]:
-    """Return the ids of pictures that could not be encoded."""
-    here = set(vectors.items.ids)
-    return [item.id for item in found.collection.items if item.id not in here]
-
-
 def _find_vectors(run: RunFolder, found: FolderCollection, name: str, clock: _Clock, **options: Any) -> Vectors:
     """Return the vectors of the run's first stage, which is made first unless it is finished."""
-    if not _finished(run.vectors, "vectors"):
-        with clock.stage("encode"):
-            _encode(run, found, name, **options)
-    vectors, _ = load_vectors(run.vectors) if found.supervised else _ask_for_themselves(run)
+    encode = {"vectors": lambda: _encode(run, found, name, **options)}
+    clock.ensure(run, "vectors", makers=encode, resume=options["resume"])
+    vectors = load_vectors(run.vectors)[0] if found.supervised else _ask_for_themselves(run)
     write_source(run.root, **{**read_source(run.root), "joint": open_stage(run.vectors, "vectors")["joint"]})
     _check_number(np.unique(vectors.pair_item), "captioned pictures" if found.supervised else "readable pictures")
     return vectors
-
-
-def _train(run: RunFolder, vectors: Vectors, made_from: str, clock: _Clock, device: str, resume: bool) -> None:
-    """Make the stages after `1-vectors` that are not finished."""
-    if not _finished(run.tokenizer, "tokenizer", vectors=made_from):
-        with clock.stage("tokenize"):
-            if (fusion := run.config().fusion).kind == "sum" and fusion.epochs == 0:
-                _write_space(run, vectors, made_from)
-            make_tokenizer(run, device=device, resume=resume)
-    own = open_stage(run.tokenizer, "tokenizer")["tokenizer_fingerprint"]
-    if not _finished(run.decoder, "decoder", tokenizer=own):
-        with clock.stage("train"):
-            make_decoder(run, device=device, resume=resume)
-    if not _finished(run.index, "index", tokenizer=own):
-        with clock.stage("index"):
-            make_index(run, device=device)
 
 
 @dataclass(slots=True)
@@ -190,12 +193,9 @@ class _Clock:
     tell: Callable[[str], None]
     seconds: dict[str, float] = field(default_factory=dict)
 
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        self.tell(STAGES[name])
-        begun = time.perf_counter()
-        yield
-        self.seconds[name] = round(time.perf_counter() - begun, 2)
+    def ensure(self, run: RunFolder, *stages: str, **options: Any) -> None:
+        spent = ensure(run, *stages, tell=lambda stage: self.tell(STAGES[stage][1]), **options)
+        self.seconds |= {STAGES[stage][0]: seconds for stage, seconds in spent.items()}
 
 
 def _check_number(pictures: Sequence[Any] | np.ndarray, what: str) -> None:
@@ -211,13 +211,14 @@ def _claim(
 ) -> None:
     """Say whose run this is, refusing to touch another's and to go on with what has changed."""
     before, facts = read_source(run.root), {"path": str(folder), "identity": found.identity, "encoder": encoder}
-    if run.root.exists() and any(run.root.iterdir()) and before.get("path") != facts["path"]:
+    if not is_unused(run.root) and before.get("path") != facts["path"]:
         owner = f"the run of {before['path']}" if "path" in before else "something else"
         raise SiglumError(f"{run.root} holds {owner}, not of {folder}; choose another --out.")
     if resume and before:
         if before.get("identity") != found.identity:
             raise SiglumError(
-                f"pictures or captions of {folder} changed since {run.root} was begun; start without --resume."
+                f"pictures or captions of {folder} changed since {run.root} was begun; start without --resume, or give"
+                " --update to a finished run."
             )
         if before["encoder"] != encoder:
             raise SiglumError(
@@ -226,17 +227,9 @@ def _claim(
         return
     for stage in (run.vectors, run.tokenizer, run.decoder, run.index):
         shutil.rmtree(stage, ignore_errors=True)
-    (run.root / "config.json").unlink(missing_ok=True)
+    for name in (CONFIG_FILE, PICTURES_FILE):
+        remove_root_json(run.root, name)
     write_source(run.root, "folder", **facts, **read_with, about=found.about, supervised=found.supervised)
-
-
-def _finished(folder: Path, stage: str, **inputs: str) -> bool:
-    """Return whether a stage is whole and was made from these inputs."""
-    try:
-        open_stage(folder, stage, **inputs)
-    except SiglumError:
-        return False
-    return True
 
 
 def _encode(run: RunFolder, found: FolderCollection, name: str, *, device: str, **options: Any) -> None:
@@ -251,21 +244,23 @@ def _encode(run: RunFolder, found: FolderCollection, name: str, *, device: str, 
     make_vectors(run, collection, encoder, identity=found.identity, **options)
 
 
-def _ask_for_themselves(run: RunFolder) -> tuple[Vectors, str]:
+def _ask_for_themselves(run: RunFolder) -> Vectors:
     """Make every picture of the `1-vectors` stage its own query, before the phrases, unless it is already."""
-    vectors, made_from = load_vectors(run.vectors)
+    vectors, _ = load_vectors(run.vectors)
     if len(vectors.pair_query):
-        return vectors, made_from
+        return vectors
     record = open_stage(run.vectors, "vectors")
-    facts = {k: v for k, v in record.items() if k not in ("stage", "format", "inputs", "files", "fingerprint")}
+    own = ("encoder", "encoder_fingerprint", "joint", "skipped", "omitted")
+    facts = {key: record[key] for key in own if key in record}
     items, phrases, rows = vectors.items, vectors.queries, np.arange(len(vectors.items))
     parts = ("image", "text", "has_image", "has_text")
     joined = (np.concatenate([getattr(items, part), getattr(phrases, part)]) for part in parts)
     vectors = Vectors(items, Features([*items.ids, *phrases.ids], *joined), rows, rows, [])
-    return vectors, save_vectors(run.vectors, vectors, record["inputs"], **facts)
+    save_vectors(run.vectors, vectors, record["inputs"], load_fields(run.vectors), **facts)
+    return vectors
 
 
-def _configure(vectors: Vectors, supervised: bool, joint: bool, recipe: str, scale: str, seed: int) -> RunConfig:
+def configure(vectors: Vectors, supervised: bool, joint: bool, recipe: str, scale: str, seed: int) -> RunConfig:
     """Return the settings, with the encoder's own space kept where nothing better could be learnt.
 
     A picture that is its own query could teach a fusion module nothing, and few captions less than a joint encoder
@@ -284,7 +279,7 @@ def _configure(vectors: Vectors, supervised: bool, joint: bool, recipe: str, sca
     return replace(config, fusion=fusion, tokenizer=replace(config.tokenizer, train_fusion=False))
 
 
-def _write_space(run: RunFolder, vectors: Vectors, made_from: str) -> None:
+def _write_space(run: RunFolder, vectors: Vectors) -> None:
     """Write the dense stage: the encoder's space with the mean picture and the mean text taken off.
 
     Even in a joint space pictures lie in one corner and texts in another; a decoder that has seen the one only must
@@ -295,40 +290,38 @@ def _write_space(run: RunFolder, vectors: Vectors, made_from: str) -> None:
     for shift, rows in ((fusion.image_shift, vectors.items.image), (fusion.text_shift, queries.text[queries.has_text])):
         if len(rows):
             shift.copy_(torch.from_numpy(rows.mean(0, dtype=np.float32)))
+    made_from = open_stage(run.vectors, "vectors")["fingerprint"]
     save_fusion(run.dense, fusion, dense_inputs(config, made_from), epochs=0)
-
-
-def _settle(run: RunFolder, config: RunConfig, resume: bool, given: bool) -> None:
-    """Write the settings, refusing to go on with others than before; a weight that was chosen, not given, stays."""
-    if resume and (run.root / "config.json").exists():
-        before = run.config()
-        if not given:
-            config = replace(config, search=replace(config.search, omega=before.search.omega))
-        changed = diff(before, config)
-        if changed:
-            name, (was, now) = next(iter(changed.items()))
-            raise SiglumError(f"{run.root} was begun with {name} {was}, not {now}; start without --resume.")
-    run.write_config(config)
 
 
 def _weigh(
     run: RunFolder, vectors: Vectors, weights: Sequence[float], supervised: bool, clock: _Clock, device: str
-) -> dict[str, float]:
-    """Choose how much distance counts beside the decoder, unless that was done, and return what held-out captions find.
+) -> None:
+    """Choose how much distance counts beside the decoder, unless that was done, and keep what held-out captions find.
 
     A decoder knows the pictures whose captions it has read; the fewer they are, the more distance must count. Without
     captions it has read nothing, and distance gets the largest weight.
     """
     config, source = run.config(), read_source(run.root)
-    held_out: dict[str, float] = source.get("held_out", {})
-    if "held_out" not in source:
-        best = weights[-1]
+    if "learnt" not in source:  # written last
+        best, held_out = weights[-1], dict[str, float]()
         if supervised:
-            with clock.stage("weigh"):
-                best, held_out = _best_weight(run, vectors, weights, device)
+            clock.tell("weighing decoder and distance on held-out queries")
+            begun = time.perf_counter()
+            best, held_out = _best_weight(run, vectors, weights, device)
+            clock.seconds["weigh"] = round(time.perf_counter() - begun, 2)
         run.write_config(replace(config, search=replace(config.search, omega=best)))
-        write_source(run.root, **{**source, "held_out": held_out})
-    return held_out
+        learnt = len(vectors.pair_query) + len(vectors.first_pairs("val")[0]) if supervised else 0
+        write_source(run.root, **{**source, "held_out": held_out, "learnt": learnt})
+
+
+def _engine(run: RunFolder, device: str) -> Retriever:
+    """Return the search engine of a run that has no index yet."""
+    tokenizer, record = load_tokenizer(run.tokenizer, device)
+    decoder = load_decoder(run.decoder, record["tokenizer_fingerprint"], device)
+    head = load_query_head(run.decoder, tokenizer.quantizer.dim, device)
+    index, _ = new_index(run, device=device)
+    return Retriever(tokenizer, index, decoder=decoder, head=head, config=run.config().search, device=device)
 
 
 def _best_weight(
@@ -338,18 +331,19 @@ def _best_weight(
 
     With it comes how many captions were tried and which shares of them found their picture.
     """
-    query_rows, item_rows = vectors.first_pairs("val")
-    if not len(query_rows):
+    asked = [pair for task in vectors.of_split("val") for pair in zip(task.query_rows, task.positives, strict=True)]
+    if not asked:
         return weights[0], {}
-    spread = np.linspace(0, len(query_rows) - 1, min(len(query_rows), TRIED)).astype(int)
-    retriever = Retriever.load(run.root, device=device)
-    query_QD = retriever.vectors(vectors.queries.rows(query_rows[spread]), "queries")
+    spread = np.linspace(0, len(asked) - 1, min(len(asked), TRIED)).astype(int)
+    retriever, item_rows = _engine(run, device), [asked[place][1] for place in spread]
+    query_QD = retriever.vectors(vectors.queries.rows(np.array([asked[place][0] for place in spread])), "queries")
 
     def find(weight: float) -> np.ndarray:
-        """Return the rank of every caption's picture, infinite beyond the last depth."""
+        """Return the rank of every caption's first picture, infinite beyond the last depth."""
         # All items are in the index, in their order, so that a position is an item row.
-        found = zip(retriever.rank(query_QD, k=DEPTHS[-1], omega=weight), item_rows[spread], strict=True)
-        return np.array([next((1.0 + p for p in np.flatnonzero(hits.position == row)), np.inf) for hits, row in found])
+        ranked = zip(retriever.rank(query_QD, k=DEPTHS[-1], omega=weight), item_rows, strict=True)
+        places = [np.flatnonzero(np.isin(hits.position, rows)) for hits, rows in ranked]
+        return np.array([1.0 + found[0] if len(found) else np.inf for found in places])
 
     tried = weights if retriever.config.scorer == "fused" else weights[:1]
     ranks = {weight: find(weight) for weight in tried}

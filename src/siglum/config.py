@@ -8,15 +8,19 @@ from __future__ import annotations
 import math
 import types
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache
+from numbers import Integral, Real
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from siglum.files import fingerprint
-from siglum.types import SiglumError
+from siglum.registry import QUANTISERS, SCORERS
+from siglum.types import SiglumError, one_of, shown
 
 FusionKind = Literal["combiner", "towers", "gated", "sum", "none"]
 ModalityCode = Literal["metadata", "learned", "none"]
 CodebookUpdate = Literal["ema", "grad", "hybrid"]
 RankForm = Literal["prefixes", "items"]
+RankTeacher = Literal["fused", "positive", "shuffled"]
 Normalisation = Literal["level", "joint", "children"]
 Augmentation = Literal["scalar", "per_dim_sqrt", "off"]
 
@@ -61,8 +65,10 @@ class FusionConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerConfig:
-    """The residual quantiser and how it is trained."""
+    """The quantiser and how it is trained; what concerns training by gradient is for residual codes alone."""
 
+    kind: str = "residual"
+    """How vectors become codes: residual, product, or the name of a registered quantiser."""
     vocab: tuple[int, ...] = (512,) * 4 + (1024,) * 8 + (2048,) * 4
     """Codebook size V of every level, shallow to deep (vocabulary schedule)."""
     modality: ModalityCode = "metadata"
@@ -93,6 +99,8 @@ class TokenizerConfig:
     """Weight lambda of L_rank, prefix ranking distillation; 0 turns it off."""
     rank_form: RankForm = "prefixes"
     """Distributions over distinct prefixes with maximum aggregation (paper) or over items (released code)."""
+    rank_teacher: RankTeacher = "fused"
+    """What L_rank teaches: fused similarities (paper), or as a control the positive alone or shuffled similarities."""
     rank_cosine: bool = False
     """Normalise partial reconstructions in L_rank, as the released code does."""
     rank_scale_tau2: bool = False
@@ -111,6 +119,10 @@ class TokenizerConfig:
     """Share of all steps over which lambda rises linearly."""
     train_fusion: bool = True
     """Whether the fusion module learns along with the codebooks."""
+    space_epochs: int = 0
+    """Epochs of L_cl alone, in the same batches and at that rate, before the codebooks: a control of joint training."""
+    refit: bool = False
+    """Fit the codebooks anew by k-means when training is over, to the space as it has become."""
     fusion_lr_scale: float = 1.0
     """Learning rate of the fusion module relative to the codebooks'."""
     epochs: int = 20
@@ -210,8 +222,8 @@ class QueryConfig:
 class SearchConfig:
     """Trie-constrained beam search and its score."""
 
-    scorer: Literal["fused", "decoder", "geometry", "oracle"] = "fused"
-    """What ranks prefixes: decoder + geometry, decoder alone, geometry alone, or the quantised oracle."""
+    scorer: str = "fused"
+    """What ranks prefixes: fused (decoder + geometry), decoder, geometry, oracle (quantised), or a registered one."""
     beam: int = 50
     """Beam width B."""
     omega: float = 10.0
@@ -238,7 +250,7 @@ class SearchConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldConfig:
-    """The carried world of drawn scenes."""
+    """The drawn world of scenes."""
 
     items: int = 12_000
     """Items in all splits together, 200 to 1,000,000."""
@@ -255,7 +267,7 @@ class RunConfig:
     recipe: str = "pro"
     """Name of the recipe this came from."""
     scale: str = "paper"
-    """tiny, demo, small, captions_small, captions or paper."""
+    """tiny, demo, small, captions[_small], catalogue[_small] or paper."""
     seed: int = 0
     """Seed of initialisation, shuffling, dropout and augmentation."""
     world: WorldConfig = field(default_factory=WorldConfig)
@@ -266,36 +278,46 @@ class RunConfig:
     search: SearchConfig = field(default_factory=SearchConfig)
 
 
-def as_dict(config: Any) -> dict[str, Any]:
-    """Return a config as plain JSON values."""
-    values = {f.name: getattr(config, f.name) for f in fields(config)}
+def as_dict(config: Any, *, later: bool = True) -> dict[str, Any]:
+    """Return a config as plain JSON values, with or without fields of `LATER` that have their defaults."""
+    left_out = () if later else LATER.get(type(config), ())
+    kept = (f for f in fields(config) if f.name not in left_out or getattr(config, f.name) != f.default)
+    values = {f.name: getattr(config, f.name) for f in kept}
     for name, value in values.items():
         if is_dataclass(value):
-            values[name] = as_dict(value)
+            values[name] = as_dict(value, later=later)
         elif isinstance(value, tuple):
             values[name] = list(value)
     return values
 
 
+_hints = cache(get_type_hints)  # every search reads a configuration
+
+
 def from_dict(kind: type[Any], values: dict[str, Any]) -> Any:
     """Build a config from JSON values; an unknown field or a value of the wrong kind is refused by name."""
-    hints = get_type_hints(kind)
+    if not isinstance(values, dict):
+        raise SiglumError(f"{kind.__name__} is {shown(values)}, but must be an object with its fields.")
+    hints = _hints(kind)  # type: ignore[arg-type]
     known = {f.name for f in fields(kind)}
     unknown = sorted(set(values) - known)
     if unknown:
-        raise SiglumError(f"{kind.__name__} has no field {unknown[0]!r}; it has {', '.join(sorted(known))}.")
+        raise SiglumError(f"{kind.__name__} has no field {shown(unknown[0])}; it has {', '.join(sorted(known))}.")
     built = kind(**{name: _read(f"{kind.__name__}.{name}", hints[name], value) for name, value in values.items()})
     _check_ranges(built)
     return built
 
 
+NAMED = {"TokenizerConfig.kind": QUANTISERS, "SearchConfig.scorer": SCORERS}
+"""Settings that name a registered part."""
+LATER = {TokenizerConfig: ("kind", "rank_teacher", "space_epochs", "refit")}
+"""Fields that runs made before do not have."""
 LEAST = {
     **dict.fromkeys(("epochs", "lr", "weight_decay", "omega", "clip", "dropout", "warmup", "soft_targets"), 0.0),
-    **dict.fromkeys(("prior", "null_queries", "input_dropout", "smoothing", "members"), 0.0),
+    **dict.fromkeys(("prior", "null_queries", "input_dropout", "smoothing", "members", "space_epochs", "seed"), 0.0),
     **dict.fromkeys(("rank_weight", "rq_weight", "mse_weight", "revive_below", "decay", "kmeans_iters"), 0.0),
     **dict.fromkeys(("batch_size", "beam", "top_k", "dim", "projection", "hidden", "soft_tokens", "variants"), 1.0),
-    **dict.fromkeys(("assign_beam",), 1.0),
-    **dict.fromkeys(("d_model", "d_ff", "d_kv", "heads", "decoder_layers", "kmeans_per_code"), 1.0),
+    **dict.fromkeys(("d_model", "d_ff", "d_kv", "heads", "decoder_layers", "kmeans_per_code", "assign_beam"), 1.0),
     "encoder_layers": 0.0,
     "temperature": 1e-6,
 }
@@ -304,39 +326,57 @@ LEAST = {
 
 def _check_ranges(config: Any) -> None:
     """Refuse numbers no stage could work with."""
+    kind = type(config).__name__
     for f in fields(config):
         value, least = getattr(config, f.name), LEAST.get(f.name)
-        if least is not None and not (math.isfinite(value) and value >= least):
-            raise SiglumError(f"{type(config).__name__}.{f.name} is {value}, but must be at least {least:g}.")
+        if least is not None and not value >= least:
+            raise SiglumError(f"{kind}.{f.name} is {shown(value)}, but must be at least {least:g}.")
     for name in ("dropout", "input_dropout", "smoothing", "decay", "warmup", "null_queries"):
         if getattr(config, name, 0.0) > 1:
-            raise SiglumError(f"{type(config).__name__}.{name} is {getattr(config, name)}, but must be at most 1.")
+            raise SiglumError(f"{kind}.{name} is {getattr(config, name)}, but must be at most 1.")
     vocab = getattr(config, "vocab", (2,))
     if not vocab or min(vocab) < 2:
-        raise SiglumError(f"{type(config).__name__}.vocab is {list(vocab)}, but needs levels of at least 2 codewords.")
+        raise SiglumError(f"{kind}.vocab is {shown(list(vocab))}, but needs levels of at least 2 codewords.")
 
 
 def _read(name: str, hint: Any, value: Any) -> Any:
     if is_dataclass(hint):
         if not isinstance(value, dict):
-            raise SiglumError(f"{name} is {value!r}, but must be an object with the fields of {hint.__name__}.")  # type: ignore[union-attr]
+            raise SiglumError(f"{name} is {shown(value)}, but must be an object with the fields of {hint.__name__}.")  # type: ignore[union-attr]
         return from_dict(hint, value)  # type: ignore[arg-type]
+    if name in NAMED:
+        return NAMED[name].checked(name, value)
     origin = get_origin(hint)
     if origin is Literal:
-        if value not in get_args(hint):
-            raise SiglumError(f"{name} is {value!r}, but must be one of: {', '.join(map(str, get_args(hint)))}.")
-        return value
+        return one_of(name, value, get_args(hint))
     if origin is tuple:
         if not isinstance(value, list | tuple):
-            raise SiglumError(f"{name} is {value!r}, but must be a list.")
+            raise SiglumError(f"{name} is {shown(value)}, but must be a list.")
         return tuple(_read(f"{name}[{place}]", get_args(hint)[0], entry) for place, entry in enumerate(value))
     if origin in (Union, types.UnionType):
         return value
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+    if hint is float:
+        return _real(name, value)
+    if hint is int and isinstance(value, Integral) and not isinstance(value, bool):
+        value = int(value)  # a number of numpy's as well, which JSON could not write
+        if value.bit_length() > 63:
+            raise SiglumError(f"{name} is {shown(value)}, which is too large.")
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
-        raise SiglumError(f"{name} is {value!r}, but must be of type {hint.__name__}.")
+        raise SiglumError(f"{name} is {shown(value)}, but must be of type {hint.__name__}.")
     return value
+
+
+def _real(name: str, value: Any) -> float:
+    """Return a number as a float, refusing what is none and what has no place among the floats."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise SiglumError(f"{name} is {shown(value)}, but must be of type float.")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise SiglumError(f"{name} is {shown(value)}, but must be a finite number.")
+    return number
 
 
 def diff(left: Any, right: Any, prefix: str = "") -> dict[str, tuple[Any, Any]]:
@@ -356,5 +396,5 @@ def diff(left: Any, right: Any, prefix: str = "") -> dict[str, tuple[Any, Any]]:
 
 
 def config_fingerprint(config: Any) -> str:
-    """Return the fingerprint of a config's values."""
-    return fingerprint(as_dict(config))
+    """Return the fingerprint of a config's values; a later field counts only where it is not at its default."""
+    return fingerprint(as_dict(config, later=False))

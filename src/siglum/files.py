@@ -1,25 +1,43 @@
 """Files on disk: atomic writes, fingerprints, and the record every stage leaves of itself.
 
-Only safetensors, JSON, parquet and TREC text are written; pickle never is.
+A record holds checks of the stage's files: what was damaged, changed by hand or swapped is refused when it is opened.
+Files of a run that belong to no stage are `rootfiles`'s. Only safetensors, JSON, parquet and TREC text are written;
+pickle never is.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import logging
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
-from siglum.types import SiglumError, one_of
+from siglum.checks import BLOCK as BLOCK
+from siglum.checks import BlockChecks as BlockChecks
+from siglum.checks import checks_of as checks_of
+from siglum.checks import not_the_file, verify_now
+from siglum.checks import verify as verify
+from siglum.tensors import ids_from_arrays as ids_from_arrays
+from siglum.tensors import map_tensors as map_tensors
+from siglum.tensors import read_tensors as read_tensors
+from siglum.types import SiglumError
 
 FORMAT_VERSION = 1
 STAGE_FILE = "stage.json"
+CONFIG_FILE = "config.json"
+SMALL = 1 << 26
+"""Bytes up to which a file of a record without checks is read when it is opened."""
+
+_log = logging.getLogger("siglum")
+_told: set[Path] = set()
 
 
 @contextmanager
@@ -27,7 +45,9 @@ def atomic(path: Path) -> Iterator[IO[bytes]]:
     """Open a temporary file beside `path` and move it into place only if the block succeeds."""
     name = ""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not (path.is_file() or path.is_dir()):  # /dev/null must not become a file
+            raise SiglumError(f"{path} is a device or a pipe, in the place of which no file is written; name a file.")
+        make_folder(path.parent)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
         with os.fdopen(handle, "wb") as file:
             yield file
@@ -35,6 +55,7 @@ def atomic(path: Path) -> Iterator[IO[bytes]]:
             os.fsync(file.fileno())
         os.chmod(name, 0o644)
         os.replace(name, path)
+        name = ""
     except OSError as error:
         raise SiglumError(
             f"could not write {path}: {error.strerror or error}; what was there before is untouched."
@@ -42,6 +63,32 @@ def atomic(path: Path) -> Iterator[IO[bytes]]:
     finally:
         if name and os.path.exists(name):
             os.unlink(name)
+    sync_folder(path.parent)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, if they are not there, and have their names reach the disk."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        sync_folder(folder.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Have the names in a folder reach the disk, as a file that was just moved there must to outlive a power cut."""
+    if os.name != "posix":
+        return
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that keep no folders by themselves
+            raise SiglumError(
+                f"could not have {path} reach the disk: {error.strerror or error}; do what was done again."
+            ) from error
 
 
 def write_text(path: Path, text: str) -> None:
@@ -52,22 +99,44 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON with sorted keys, so that equal values give equal bytes."""
-    write_text(path, json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+    write_text(path, json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """Return JSON as `write_json` writes it."""
+    return json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 def read_json(path: Path) -> Any:
     """Read JSON, or say in one sentence why that was not possible."""
+    return parse_json(path, read_bytes(path))
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a file, or say in one sentence why that was not possible."""
     try:
-        return json.loads(path.read_text())
+        return path.read_bytes()
     except FileNotFoundError as error:
         raise SiglumError(f"{path} does not exist.") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise SiglumError(f"{path} cannot be read ({error.strerror or error}).") from error
+
+
+def parse_json(path: Path, content: bytes) -> Any:
+    """Return the JSON that was read of a file, or say in one sentence why there is none."""
+    try:
+        return json.loads(content.decode())
+    except (ValueError, RecursionError) as error:
         raise SiglumError(f"{path} is not valid JSON ({error}); it may be truncated.") from error
 
 
 def read_record(path: Path, *keys: str) -> dict[str, Any]:
     """Read a JSON object that must have these keys."""
-    record = read_json(path)
+    return as_record(path, read_json(path), *keys)
+
+
+def as_record(path: Path, record: Any, *keys: str) -> dict[str, Any]:
+    """Return JSON that was read of a file and must be an object with these keys."""
     if not isinstance(record, dict) or not set(keys) <= set(record):
         needed = f" with {', '.join(keys)}" if keys else ""
         raise SiglumError(f"{path} is not what it should be, a JSON object{needed}.")
@@ -90,51 +159,6 @@ def _as_array(value: Any) -> np.ndarray:
     if hasattr(value, "detach"):
         value = value.detach().cpu().contiguous().numpy()
     return np.require(np.asarray(value), requirements="C")
-
-
-def read_tensors(path: Path) -> dict[str, np.ndarray]:
-    """Read a whole safetensors file into memory."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    if not path.exists():
-        raise SiglumError(f"{path} does not exist.")
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError, ValueError) as error:
-        raise SiglumError(f"{path} is not a whole safetensors file ({error}); it may be truncated.") from error
-
-
-def map_tensors(path: Path) -> dict[str, np.ndarray]:
-    """Memory-map every tensor of a safetensors file, read-only, without loading it."""
-    if not path.exists():
-        raise SiglumError(f"{path} does not exist.")
-    size = path.stat().st_size
-    kinds = {"U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4", "U64": "<u8", "I64": "<i8"}
-    kinds |= {"F16": "<f2", "F32": "<f4", "F64": "<f8", "BOOL": "?"}
-    try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if length > size:
-                raise SiglumError(f"{path} is not a whole safetensors file; it may be truncated.")
-            header = json.loads(file.read(length))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise SiglumError(f"{path} is not a whole safetensors file ({error}); it may be truncated.") from error
-    if not isinstance(header, dict):
-        raise SiglumError(f"{path} is not a whole safetensors file: its header is not an object.")
-    header.pop("__metadata__", None)
-    arrays = {}
-    for name, entry in header.items():
-        start, end = entry["data_offsets"]
-        if 8 + length + end > size:
-            raise SiglumError(f"{path} is truncated: tensor {name!r} ends beyond the file.")
-        one_of(f"the type of tensor {name!r} in {path}", entry["dtype"], kinds)
-        dtype, shape = np.dtype(kinds[entry["dtype"]]), tuple(entry["shape"])
-        if end == start:
-            arrays[name] = np.zeros(shape, dtype)
-        else:
-            arrays[name] = np.memmap(path, dtype, "r", 8 + length + start, shape)
-    return arrays
 
 
 def fingerprint(*parts: Any) -> str:
@@ -172,17 +196,10 @@ def ids_to_arrays(ids: Sequence[str]) -> dict[str, np.ndarray]:
     return {"id_bytes": np.frombuffer(b"".join(encoded), np.uint8), "id_offsets": offsets}
 
 
-def ids_from_arrays(blob: np.ndarray, offsets: np.ndarray) -> list[str]:
-    """Return the ids stored by `ids_to_arrays`."""
-    text = bytes(blob)
-    bounds = offsets.tolist()
-    return [text[a:b].decode() for a, b in zip(bounds, bounds[1:], strict=False)]
-
-
 def begin_stage(folder: Path) -> None:
     """Mark a stage as unfinished: until `finish_stage`, opening it is refused."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         (folder / STAGE_FILE).unlink(missing_ok=True)
     except OSError as error:
         raise SiglumError(f"could not begin a stage in {folder}: {error.strerror or error}.") from error
@@ -207,22 +224,60 @@ def finish_stage(folder: Path, *, stage: str, inputs: Mapping[str, str], **facts
         "fingerprint": own,
         **facts,
     }
-    write_json(folder / STAGE_FILE, record)
+    write_json(folder / STAGE_FILE, with_checks(folder, record))
     return own
 
 
-def open_stage(folder: Path, stage: str, **inputs: str) -> dict[str, Any]:
-    """Return a finished stage's record, refusing an unfinished one or one made from other inputs."""
+def own_files(folder: Path, record: Mapping[str, Any]) -> list[str]:
+    """Return the files a stage checks: without those of other stages that lie in its folder and are checked there."""
+    if "checks" in record:
+        return list(record["checks"])
+    return [
+        name
+        for name in record["files"]
+        if not any((folder / part / STAGE_FILE).exists() for part in Path(name).parents if part.name)
+    ]
+
+
+def with_checks(folder: Path, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a stage's record with checks of its files as they are now."""
+    return sealed({**record, "checks": {name: checks_of(folder / name) for name in own_files(folder, record)}})
+
+
+def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record with the fingerprint of all the rest of it, by which a change is noticed."""
+    rest = {name: value for name, value in record.items() if name != "record"}
+    return {**rest, "record": fingerprint(rest)}
+
+
+def read_stage(folder: Path) -> dict[str, Any]:
+    """Return the record of a finished stage of any kind, refusing one that was changed."""
     path = folder / STAGE_FILE
     if not path.exists():
-        raise SiglumError(f"{folder} holds no finished {stage} stage; run the command that makes it (again) first.")
+        raise SiglumError(f"{folder} holds no finished stage; run the command that makes it (again) first.")
     record = read_record(path, "stage", "format", "inputs", "files", "fingerprint")
-    if record.get("stage") != stage:
-        raise SiglumError(f"{folder} holds a {record.get('stage')} stage, not a {stage} stage.")
-    if record.get("format") != FORMAT_VERSION:
-        raise SiglumError(
-            f"{folder} has format {record.get('format')}, but this version reads format {FORMAT_VERSION}."
-        )
+    if record["format"] != FORMAT_VERSION:
+        raise SiglumError(f"{folder} has format {record['format']}, but this version reads format {FORMAT_VERSION}.")
+    kinds: dict[str, type] = {"stage": str, "inputs": dict, "files": dict, "fingerprint": str}
+    sound = all(isinstance(record[name], kind) for name, kind in kinds.items())
+    sound = sound and all(isinstance(mark, str) for mark in (*record["inputs"].values(), *record["files"].values()))
+    if "checks" in record or "record" in record:
+        sound = sound and isinstance(record.get("checks"), dict) and sealed(record) == record
+    if not sound:
+        raise SiglumError(f"{path} was changed by hand or damaged; put it back, or make the stage again.")
+    return record
+
+
+def open_stage(folder: Path, stage: str, *, lazily: Collection[str] = (), **inputs: str) -> dict[str, Any]:
+    """Return a finished stage's record, refusing an unfinished or damaged one and one made from other inputs.
+
+    Files named in `lazily` are only looked for; who maps them checks what it touches (`BlockChecks`).
+    """
+    if not (folder / STAGE_FILE).exists():
+        raise SiglumError(f"{folder} holds no finished {stage} stage; run the command that makes it (again) first.")
+    record = read_stage(folder)
+    if record["stage"] != stage:
+        raise SiglumError(f"{folder} holds a {record['stage']} stage, not a {stage} stage.")
     for name, wanted in inputs.items():
         found = record["inputs"].get(name)
         if found != wanted:
@@ -232,4 +287,41 @@ def open_stage(folder: Path, stage: str, **inputs: str) -> dict[str, Any]:
     for name in record["files"]:
         if not (folder / name).exists():
             raise SiglumError(f"{folder} lacks its file {name}; make the stage again.")
+    if "checks" not in record:
+        warn_unchecked(folder)
+        for name in own_files(folder, record):
+            if name not in lazily and (folder / name).stat().st_size <= SMALL:
+                verify_file(folder, name, record)
+    for name, checks in record.get("checks", {}).items():
+        if name not in lazily:
+            verify(folder / name, checks)
     return record
+
+
+def facts_of(folder: Path, record: Mapping[str, Any], **kinds: type) -> list[Any]:
+    """Return facts of a stage's record, refusing one that is not there or not of its kind."""
+    for name, kind in kinds.items():
+        if type(record.get(name)) is not kind:
+            where, found = folder / STAGE_FILE, record.get(name)
+            raise SiglumError(f"{where} holds {found!r} as {name}, not a {kind.__name__}; make the stage again.")
+    return [record[name] for name in kinds]
+
+
+def verify_file(folder: Path, name: str, record: Mapping[str, Any]) -> None:
+    """Refuse a file of a stage that is not the recorded one, reading all of it in any case."""
+    path = folder / name
+    if "checks" in record:
+        verify_now(path, record["checks"][name])
+    elif file_fingerprint(path) != record["files"][name]:
+        raise not_the_file(path)
+
+
+def warn_unchecked(folder: Path) -> None:
+    """Say once of a run that it was made before there were checks."""
+    above = (folder, *folder.parents[:2])
+    run = next((path for path in above if (path / CONFIG_FILE).exists()), folder).resolve()
+    if run not in _told:
+        _told.add(run)
+        _log.warning(
+            "%s was made before files were checked when opened; `siglum info %s --check --record` adds that.", run, run
+        )

@@ -18,6 +18,8 @@ from siglum.files import write_text
 from siglum.types import SiglumError
 
 T = TypeVar("T")
+LATEST = 253_370_764_800
+"""Seconds from 1970 to the year 9999, the last that a date can have."""
 
 
 class Log(Protocol):
@@ -57,12 +59,15 @@ class JsonlLog:
 
     def write(self, stage: str, step: int, values: dict[str, Any]) -> None:
         """Append one line."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a+b") as file:
-            if file.tell() and not self._ends_whole(file):
-                file.write(b"\n")
-            record = {"stage": stage, "step": step, "time": round(time.time(), 3), **values}
-            file.write(f"{json.dumps(record)}\n".encode())
+        record = {"stage": stage, "step": step, "time": round(time.time(), 3), **values}
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a+b") as file:
+                if file.tell() and not self._ends_whole(file):
+                    file.write(b"\n")
+                file.write(f"{json.dumps(record)}\n".encode())
+        except OSError as error:
+            raise SiglumError(f"could not write to {self.path}: {error.strerror or error}.") from error
 
     @staticmethod
     def _ends_whole(file: IO[bytes]) -> bool:
@@ -115,17 +120,38 @@ class BothLogs:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a JSONL log, the last one of each stage and step; a torn last line is left out."""
+    """Return the records of a JSONL log, the last one of each stage and step; unreadable lines are left out."""
+    return _read(path)[0]
+
+
+def unreadable_lines(path: Path) -> int:
+    """Return how many lines of a JSONL log hold no record: one that a kill has torn, or damaged ones."""
+    return _read(path)[1]
+
+
+def _is_record(record: Any) -> bool:
+    """Return whether a line holds what `JsonlLog` writes."""
+    if not isinstance(record, dict):
+        return False
+    moment = record.get("time")
+    timed = isinstance(moment, int | float) and 0 <= moment < LATEST
+    return timed and isinstance(record.get("stage"), str) and isinstance(record.get("step"), int)
+
+
+def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
     latest: dict[tuple[str, int], dict[str, Any]] = {}
-    if not path.exists():
-        return []
-    for line in path.read_text().splitlines():
+    unreadable = 0
+    lines = path.read_bytes().split(b"\n") if path.exists() else []
+    for line in filter(None, lines):
         try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        latest[record["stage"], record["step"]] = record
-    return list(latest.values())
+            record = json.loads(line.decode())
+        except (ValueError, RecursionError):
+            record = None
+        if _is_record(record):
+            latest[record["stage"], record["step"]] = record
+        else:
+            unreadable += 1
+    return list(latest.values()), unreadable
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from siglum import dist
-from siglum.files import fingerprint, read_json, read_tensors, write_json, write_tensors
+from siglum.files import checks_of, fingerprint, read_record, read_tensors, sealed, verify, write_json, write_tensors
 from siglum.log import Log, NoLog, progress
 from siglum.types import SiglumError
 
@@ -114,9 +114,9 @@ def train(
     writes = dist.rank() == 0
     log = log if log and writes else NoLog()
     history: list[Metrics] = []
-    best: float = -math.inf
+    best, best_file = -math.inf, ""
     if resume and folder is not None and (folder / "checkpoint.json").exists():
-        history, best = _load(folder, identity, modules, optimiser)
+        history, best, best_file = _load(folder, identity, modules, optimiser)
     log.begin(stage, len(history))
     for epoch in progress(range(len(history), epochs), f"{stage}: epochs", total=epochs - len(history), unit="epoch"):
         torch.manual_seed(seed_of(seed, stage, epoch) % 2**63)
@@ -131,14 +131,15 @@ def train(
                 for name, module in modules.items()
                 for key, value in module.state_dict().items()
             }
+            best_file = f"best-{epoch + 1:05d}.safetensors"
             if folder is not None and writes:
-                write_tensors(folder / "best.safetensors", keep)
+                write_tensors(folder / best_file, keep)
         log.write(stage, epoch, metrics)
         if folder is not None and writes:
-            _save(folder, identity, modules, optimiser, history, best)
+            _save(folder, identity, modules, optimiser, history, (best, best_file))
     dist.wait()
     if best > -math.inf:
-        chosen = read_tensors(folder / "best.safetensors") if folder is not None else keep
+        chosen = read_tensors(folder / best_file) if folder is not None else keep
         _restore(modules, {name: torch.as_tensor(value) for name, value in chosen.items()})
     return history
 
@@ -155,26 +156,39 @@ def _save(
     modules: dict[str, nn.Module],
     optimiser: torch.optim.Optimizer | None,
     history: list[Metrics],
-    best: float,
+    best: tuple[float, str],
 ) -> None:
     """Write the state under a name of its own, then point to it: a kill at any moment leaves a whole checkpoint."""
+    value, best_file = best
     tensors = {f"{name}.{key}": value for name, module in modules.items() for key, value in module.state_dict().items()}
     if optimiser is not None:
         for index, slots in optimiser.state_dict()["state"].items():
             tensors |= {f"optimiser.{index}.{slot}": torch.as_tensor(value) for slot, value in slots.items()}
     name = f"state-{len(history):05d}.safetensors"
     write_tensors(folder / name, tensors)
-    record = {"identity": identity, "state": name, "history": history, "best": None if best == -math.inf else best}
-    write_json(folder / "checkpoint.json", record)
-    for old in folder.glob("state-*.safetensors"):
-        if old.name != name:
+    needed = [name, best_file] if best_file else [name]
+    record = {
+        "identity": identity,
+        "state": name,
+        "best_state": best_file,
+        "history": history,
+        "best": None if value == -math.inf else value,
+        "checks": {file: checks_of(folder / file) for file in needed},
+    }
+    write_json(folder / "checkpoint.json", sealed(record))
+    for old in (*folder.glob("state-*.safetensors"), *folder.glob("best*.safetensors")):
+        if old.name not in needed:
             old.unlink()
 
 
 def _load(
     folder: Path, identity: str, modules: dict[str, nn.Module], optimiser: torch.optim.Optimizer | None
-) -> tuple[list[Metrics], float]:
-    record = read_json(folder / "checkpoint.json")
+) -> tuple[list[Metrics], float, str]:
+    record = read_record(folder / "checkpoint.json", "identity", "state", "history", "best")
+    if ("record" in record or "checks" in record) and sealed(record) != record:
+        raise SiglumError(f"{folder / 'checkpoint.json'} is damaged; put it back, or start without --resume.")
+    for file, checks in record.get("checks", {}).items():
+        verify(folder / file, checks)
     if record["identity"] != identity:
         raise SiglumError(
             f"{folder} holds a checkpoint of another configuration or other data; start without --resume."
@@ -191,4 +205,5 @@ def _load(
                 _, index, slot = name.split(".", 2)
                 state["state"].setdefault(int(index), {})[slot] = value
         optimiser.load_state_dict(state)
-    return record["history"], -math.inf if record["best"] is None else record["best"]
+    best = -math.inf if record["best"] is None else record["best"]
+    return record["history"], best, record.get("best_state", "best.safetensors")

@@ -10,18 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from siglum.config import (
+    CodebookUpdate,
     DecoderConfig,
     FusionConfig,
     QueryConfig,
     RunConfig,
     TokenizerConfig,
 )
-from siglum.scales import BASES, SCALES
+from siglum.scales import BASES, FROZEN, JOINT, JOINT_SCALES, SCALES
 from siglum.tokenize.schedule import ascending, scaled_sizes, uniform
-from siglum.types import one_of
+from siglum.types import SiglumError, one_of
 
 LEAST_STEPS = 300
 DECODERS = {
@@ -31,10 +32,11 @@ DECODERS = {
     ),
 }
 """Decoder presets at paper size: one soft token, 6 + 6 layers (paper); 30 soft tokens, 0 + 6 layers (GENIUS)."""
+Space = Literal["", "joint", "fixed"]
 Trained = TypeVar("Trained", FusionConfig, TokenizerConfig, QueryConfig, DecoderConfig)
-UNIFORM = {"tiny": 32, "demo": 128, "small": 256, "captions_small": 128, "captions": 128, "paper": 4096}
+UNIFORM = {"tiny": 32, "demo": 128, "small": 256, "paper": 4096, **dict.fromkeys(FROZEN, 128)}
 """Uniform vocabulary of `genius`: the paper's 4096 at paper scale; elsewhere the best on validation of equal bits per
-item, the schedule's largest size and, for captions, its smallest."""
+item, the schedule's largest size and, for frozen features of pictures, its smallest."""
 
 
 def recipe_for(name: str, num_items: int, num_pairs: int, seed: int = 0) -> RunConfig:
@@ -67,9 +69,35 @@ def _long_enough(config: Trained, num_pairs: int) -> Trained:
     return replace(config, batch_size=batch, epochs=max(config.epochs, min(50, -(-LEAST_STEPS // steps))))
 
 
-def pro(scale: str) -> RunConfig:
+def base_of(scale: str, space: Space = "") -> RunConfig:
+    """Return what all recipes of a scale begin with: `pro`, its fusion module learning along or not.
+
+    `joint` trains it with EMA codebooks, beta = gamma = 1 and lambda = 1 on the true KL; `fixed` leaves the space as
+    L_cl alone made it. By default each scale has what validation prefers there; `paper` has the paper's own numbers.
+    """
+    base = replace(BASES[one_of("scale", scale, SCALES)](), recipe="pro")
+    one_of("space", space, ("", "joint", "fixed"))
+    if space == "fixed" and base.tokenizer.train_fusion:
+        raise SiglumError(f"scale {scale} trains no fused space of its own; space fixed needs another scale.")
+    return jointly(base) if space == "joint" or (not space and scale in JOINT_SCALES) else base
+
+
+def jointly(base: RunConfig, update: CodebookUpdate = "ema", weight: float = 1.0) -> RunConfig:
+    """Train the fusion module along with the codebooks, with one weight for beta, gamma and lambda."""
+    tokenizer = replace(base.tokenizer, rq_weight=weight, mse_weight=weight, rank_weight=weight)
+    tokenizer = replace(tokenizer, train_fusion=True, update=update)
+    epochs, lr = JOINT.get(base.scale, (tokenizer.epochs, tokenizer.lr))
+    return replace(base, tokenizer=replace(tokenizer, epochs=epochs, lr=lr))
+
+
+def pro(base: RunConfig) -> RunConfig:
     """The paper: prefix distillation, vocabulary scheduling and score fusion, one-hot targets."""
-    return replace(BASES[one_of("scale", scale, SCALES)](), recipe="pro")
+    return base
+
+
+def pro_literal(base: RunConfig) -> RunConfig:
+    """The paper's numbers at any scale: the fusion module learns along, beta = gamma = lambda = 100 on the true KL."""
+    return jointly(base, "hybrid", 100.0)
 
 
 def without_pd(config: RunConfig) -> RunConfig:
@@ -89,46 +117,41 @@ def without_sf(config: RunConfig) -> RunConfig:
     return replace(config, search=replace(config.search, scorer="decoder"))
 
 
-def genius(scale: str) -> RunConfig:
+def genius(base: RunConfig) -> RunConfig:
     """GENIUS as the paper runs it: the same pipeline without any of the three parts."""
-    return without_pd(without_vs(without_sf(pro(scale))))
+    return without_pd(without_vs(without_sf(base)))
 
 
-def _genius_of(factor: float) -> Callable[[str], RunConfig]:
+def _genius_of(factor: float) -> Callable[[RunConfig], RunConfig]:
     """GENIUS with another uniform vocabulary, so that its gap is not made by a bad choice of one."""
 
-    def build(scale: str) -> RunConfig:
-        config = genius(scale)
-        vocab = uniform(config.tokenizer.levels, max(2, int(factor * UNIFORM[scale])))
+    def build(base: RunConfig) -> RunConfig:
+        config = genius(base)
+        vocab = uniform(config.tokenizer.levels, max(2, int(factor * UNIFORM[base.scale])))
         return replace(config, tokenizer=replace(config.tokenizer, vocab=vocab))
 
     return build
 
 
-def best(scale: str) -> RunConfig:
+def best(base: RunConfig) -> RunConfig:
     """Beyond the paper: many small levels, a query head, and a decoder freed from what it believes without a query.
 
     More and smaller levels keep more of an unseen item in the same bytes. Items are coded by a beam; the decoder also
     learns P(codes), and search divides by it; the beam looks ahead, so that it prunes no prefix for what its few codes
     do not say yet. docs/lab-notes.md tells each step.
     """
-    config = pro(scale)
+    config, scale = base, base.scale
     own, later = config.tokenizer.vocab, max(2, min(64, config.tokenizer.vocab[-1]))
     head = (own[0], own[len(own) // 2])
     bits = sum(math.log2(size) for size in _BUDGET.get(scale, own))
     deep = max(0, int((bits - sum(math.log2(size) for size in head)) / math.log2(later)))
-    tokenizer = replace(
-        config.tokenizer,
-        vocab=head + (later,) * deep,
-        update="ema",
-        rank_weight=0.0,
-        epochs=0,
-        assign_beam=8,
-    )
-    small = scale in ("tiny", "demo", "captions_small")
+    tokenizer = replace(config.tokenizer, vocab=head + (later,) * deep, update="ema", assign_beam=8)
+    if base.tokenizer.update != "ema":  # where the space does not learn along, k-means alone is best
+        tokenizer = replace(tokenizer, rank_weight=0.0, epochs=0)
+    small = scale in ("tiny", "demo") or scale.endswith("_small")
     return replace(
         config,
-        # The codebooks are k-means alone, so the fused space must be learnt before them.
+        # Where the codebooks are k-means alone, the fused space must be learnt before them.
         fusion=replace(
             config.fusion, dim=min(64, config.fusion.dim), epochs=config.fusion.epochs or config.tokenizer.epochs
         ),
@@ -144,7 +167,7 @@ def _best_decoder(config: DecoderConfig) -> DecoderConfig:
     return replace(deeper, d_model=384, d_ff=1536, heads=6, epochs=12) if config.d_model < 384 else deeper
 
 
-_BUDGET = dict.fromkeys(("captions", "captions_small"), ascending(16, (512, 1024, 2048)))
+_BUDGET = dict.fromkeys(FROZEN, ascending(16, (512, 1024, 2048)))
 """Schedules whose bits `best` may spend where the scale's own schedule is smaller: the paper's 20 bytes."""
 
 
@@ -164,26 +187,27 @@ def fit_to_data(config: RunConfig, num_items: int, num_pairs: int) -> RunConfig:
     )
 
 
-def genius_original(scale: str) -> RunConfig:
+def genius_original(base: RunConfig) -> RunConfig:
     """The published GENIUS architecture: 30 soft tokens, no encoder layers, EMA codebooks, learned modality code."""
-    config = genius(scale)
+    config = genius(base)
     tokenizer = replace(config.tokenizer, update="ema", modality="learned", revive_below=2.0, revive_absolute=True)
     decoder = replace(config.decoder, soft_tokens=30, encoder_layers=0, softmax="joint", augmentation="per_dim_sqrt")
-    if scale == "paper":
+    if base.scale == "paper":
         tokenizer = replace(tokenizer, vocab=uniform(8, 4096), epochs=21, weight_decay=0.2)
         decoder = DECODERS["genius"]
     return replace(config, tokenizer=tokenizer, decoder=decoder, search=replace(config.search, normalisation="joint"))
 
 
-def pro_released(scale: str) -> RunConfig:
+def pro_released(base: RunConfig) -> RunConfig:
     """What the authors' released code does where it departs from the paper."""
-    config = pro(scale)
+    base = base if base.scale == "paper" else jointly(base)
     tokenizer = replace(
-        config.tokenizer,
+        base.tokenizer,
         update="ema",
         rank_form="items",
         rank_cosine=True,
         rank_scale_tau2=True,
+        rank_weight=100.0,
         rank_keep_positive=False,
         rank_student_gradient=True,
         train_fusion=True,
@@ -191,26 +215,26 @@ def pro_released(scale: str) -> RunConfig:
         revive_below=2.0,
         revive_absolute=True,
     )
-    decoder = replace(config.decoder, augmentation="off", softmax="joint", code_init=False, lr_end=1.0, clip=0.0)
+    decoder = replace(base.decoder, augmentation="off", softmax="joint", code_init=False, lr_end=1.0, clip=0.0)
     return replace(
-        config,
+        base,
         tokenizer=tokenizer,
         decoder=decoder,
-        search=replace(config.search, zscore=True, normalisation="joint", omega=10.0),
+        search=replace(base.search, zscore=True, normalisation="joint", omega=10.0),
     )
 
 
-def mbeir(scale: str) -> RunConfig:
+def mbeir(base: RunConfig) -> RunConfig:
     """One universal model for M-BEIR, on frozen CLIP-SF features of its up-sampled union of training sets.
 
     All numbers the paper gives are those of this model, so at paper scale it is `pro` and differs in nothing.
     """
-    return pro(scale)
+    return base
 
 
-def _ablation(pd: bool, vs: bool, sf: bool) -> Callable[[str], RunConfig]:
-    def build(scale: str) -> RunConfig:
-        config = pro(scale)
+def _ablation(pd: bool, vs: bool, sf: bool) -> Callable[[RunConfig], RunConfig]:
+    def build(base: RunConfig) -> RunConfig:
+        config = base
         for keep, remove in ((pd, without_pd), (vs, without_vs), (sf, without_sf)):
             config = config if keep else remove(config)
         return config
@@ -218,7 +242,7 @@ def _ablation(pd: bool, vs: bool, sf: bool) -> Callable[[str], RunConfig]:
     return build
 
 
-RECIPES: dict[str, Callable[[str], RunConfig]] = {
+RECIPES: dict[str, Callable[[RunConfig], RunConfig]] = {
     "pro": pro,
     "genius": genius,
     "pd": _ablation(True, False, False),
@@ -227,20 +251,22 @@ RECIPES: dict[str, Callable[[str], RunConfig]] = {
     "pd_vs": _ablation(True, True, False),
     "pd_sf": _ablation(True, False, True),
     "vs_sf": _ablation(False, True, True),
+    "pro_literal": pro_literal,
     "pro_released": pro_released,
     "genius_original": genius_original,
     "genius_half": _genius_of(0.5),
     "genius_double": _genius_of(2.0),
+    "genius_joint": lambda base: genius(jointly(base)),
     "best": best,
     "mbeir": mbeir,
 }
 
 
-def recipe(name: str, scale: str = "paper", seed: int = 0) -> RunConfig:
-    """Return the configuration of a recipe at a scale.
+def recipe(name: str, scale: str = "paper", seed: int = 0, space: Space = "") -> RunConfig:
+    """Return the configuration of a recipe at a scale; `space` trains its fused space as `base_of` tells.
 
     >>> recipe("pro").tokenizer.vocab[:5], recipe("pro").search.omega
     ((512, 512, 512, 512, 1024), 10.0)
     """
     build = RECIPES[one_of("recipe", name, RECIPES)]
-    return replace(build(scale), recipe=name, seed=seed)
+    return replace(build(base_of(scale, space)), recipe=name, seed=seed)

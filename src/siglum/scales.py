@@ -42,7 +42,7 @@ def tiny() -> RunConfig:
 
 
 def demo() -> RunConfig:
-    """Minutes on two cores: the carried world of 12,000 items."""
+    """Minutes on two cores: the drawn world of 12,000 items."""
     return RunConfig(
         scale="demo",
         world=WorldConfig(items=12_000, variants=2),
@@ -73,7 +73,7 @@ def demo() -> RunConfig:
 
 
 def small() -> RunConfig:
-    """The carried world of 60,000 items."""
+    """The drawn world of 60,000 items."""
     return RunConfig(
         scale="small",
         world=WorldConfig(items=60_000, variants=2),
@@ -163,17 +163,48 @@ def captions_small() -> RunConfig:
     )
 
 
+def catalogue() -> RunConfig:
+    """Frozen features of products, some ten thousands of them, and all eight kinds of query; minutes on a GPU."""
+    return _of_eight_kinds(replace(captions(), scale="catalogue"))
+
+
+def catalogue_small() -> RunConfig:
+    """The same with smaller models, for two CPU cores."""
+    return _of_eight_kinds(replace(captions_small(), scale="catalogue_small"))
+
+
+def _of_eight_kinds(base: RunConfig) -> RunConfig:
+    """Drop less than for captions, and set kinds of items against each other."""
+    return replace(base, fusion=replace(base.fusion, dropout=0.4, input_dropout=0.2, negatives="all"))
+
+
 def paper() -> RunConfig:
     """What the paper gives."""
     return RunConfig(scale="paper")
 
 
+JOINT = {
+    "tiny": (2, 1e-3),
+    "demo": (4, 1e-3),
+    "small": (6, 1e-3),
+    "captions_small": (4, 1e-3),
+    "captions": (10, 1e-3),
+    "catalogue_small": (4, 1e-3),
+    "catalogue": (10, 1e-3),
+}
+"""Epochs and learning rate of the tokenizer where the fusion module learns along."""
+JOINT_SCALES: tuple[str, ...] = ()
+"""Scales where validation prefers that; `paper` has joint training as the paper gives it."""
 BASES: dict[str, Callable[[], RunConfig]] = {
     "tiny": tiny,
     "demo": demo,
     "small": small,
     "captions_small": captions_small,
     "captions": captions,
+    "catalogue_small": catalogue_small,
+    "catalogue": catalogue,
     "paper": paper,
 }
+FROZEN = ("captions_small", "captions", "catalogue_small", "catalogue")
+"""Scales for frozen features of pictures and texts."""
 SCALES = tuple(BASES)

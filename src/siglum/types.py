@@ -3,16 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import IntEnum
+from numbers import Integral
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 
 class SiglumError(ValueError):
     """Something the user can mend; the message is one sentence that says what and how."""
+
+    def __init__(self, message: str) -> None:
+        """Take the message, on one line whatever it quotes."""
+        super().__init__(" ".join(message.splitlines()))
+
+
+def shown(value: object, most: int = 80) -> str:
+    """Return a value as messages quote it: on one line, and cut where it is long.
+
+    >>> shown("a"), shown([0] * 99, 12)
+    ("'a'", '[0, 0, 0,...')
+    """
+    if isinstance(value, int) and value.bit_length() > 4 * most:  # Python refuses to write very large numbers at all
+        return "a number of too many digits"
+    text = " ".join(repr(value).splitlines())
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def one_of(name: str, value: str, choices: Iterable[str]) -> str:
@@ -22,9 +42,26 @@ def one_of(name: str, value: str, choices: Iterable[str]) -> str:
     'sum'
     """
     known = list(choices)
-    if value not in known:
-        raise SiglumError(f"{name} is {value!r}, but must be one of: {', '.join(known)}.")
+    if not isinstance(value, str) or value not in known:
+        raise SiglumError(f"{name} is {shown(value)}, but must be one of: {', '.join(known)}.")
     return value
+
+
+MOST = (1 << 63) - 1
+"""The largest number that arrays count with."""
+
+
+def whole_number(name: str, value: object, least: int = 1) -> int:
+    """Return `value` if it is a whole number of at least `least`, else raise.
+
+    >>> whole_number("k", 3)
+    3
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+        raise SiglumError(f"{name} must be a whole number of at least {least}, not {shown(value)}.")
+    if int(value) > MOST:
+        raise SiglumError(f"{name} must be at most {MOST}, not {shown(value)}.")
+    return int(value)
 
 
 class Modality(IntEnum):
@@ -64,8 +101,11 @@ class Drawing(Protocol):
         ...
 
 
-Picture = str | Path | np.ndarray | Drawing
-"""A file, uint8 pixels (height, width, 3), or something that draws itself."""
+if TYPE_CHECKING:
+    Picture = str | Path | bytes | np.ndarray | Image | Drawing
+else:  # Pillow is imported when the first picture is read
+    Picture = str | Path | bytes | np.ndarray | Drawing
+"""A file (its path or its bytes), a PIL image, uint8 pixels (height, width, 3), or something that draws itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +142,24 @@ class Hit:
 
     item_id: str
     score: float
+    """What it was ranked by: comparable among the hits of one query alone."""
     codes: tuple[int, ...]
     rank: int
+    similarity: float | None = None
+    """How close query and item are, from 0 to 1: 1 - |q - x|^2 / 4, with x the item's kept vector or its
+    reconstruction; for unit vectors that is (1 + cosine) / 2. None where neither exists."""
+    text: str | None = None
+    """The item's text, where the run keeps it."""
+    image: Path | None = None
+    """The file of the item's picture, where the run keeps it; it may have gone since."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain JSON values.
+
+        >>> Hit("a", 1.5, (0, 7), 1, image=Path("a.png")).as_dict()["image"]
+        'a.png'
+        """
+        return {**asdict(self), "image": None if self.image is None else str(self.image)}
 
 
 @dataclass(slots=True)
@@ -150,13 +206,17 @@ class Task:
     pool_rows: np.ndarray
     positives: list[np.ndarray]
     """Item rows that answer each query, in the order of `query_rows`."""
+    clusters: np.ndarray | None = None
+    """What each query has in common with others, as names; intervals draw clusters. None is the first positive."""
 
     def spread(self, number: int | None) -> Task:
         """Return the task with at most `number` of its queries, evenly spread over them."""
         if number is None or number >= len(self.query_rows):
             return self
         pick = np.linspace(0, len(self.query_rows) - 1, number).astype(np.int64)
-        return Task(self.name, self.split, self.query_rows[pick], self.pool_rows, [self.positives[i] for i in pick])
+        clusters = None if self.clusters is None else self.clusters[pick]
+        positives = [self.positives[i] for i in pick]
+        return Task(self.name, self.split, self.query_rows[pick], self.pool_rows, positives, clusters)
 
 
 @dataclass(slots=True)
@@ -174,6 +234,14 @@ class Vectors:
     def of_split(self, split: str) -> list[Task]:
         """Return the tasks of one split."""
         return [task for task in self.tasks if task.split == split]
+
+    def pool_rows(self, split: str) -> np.ndarray:
+        """Return the rows of all pools of one split together, in row order, refusing a split without tasks."""
+        tasks = self.of_split(split)
+        if not tasks:
+            there = ", ".join(sorted({task.split for task in self.tasks})) or "none"
+            raise SiglumError(f"this collection has no tasks in split {split}; it has {there}.")
+        return np.unique(np.concatenate([task.pool_rows for task in tasks]))
 
     def first_pairs(self, split: str) -> tuple[np.ndarray, np.ndarray]:
         """Return (query rows, item rows) of one split's tasks: every query with its first positive."""

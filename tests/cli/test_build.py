@@ -9,20 +9,24 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from markup import all_said, parse, said
 from siglum import build
-from siglum.cli.common import call as call_verb
+from siglum.console.commands import call as call_verb
+from siglum.data.source import write_source
 from siglum.data.vectors import load_vectors
-from siglum.data.world import World
 from siglum.encode.builtin import BuiltinEncoder
 from siglum.files import read_json
 from siglum.fuse.store import load_fusion
+from siglum.lab.world.collection import World
 from siglum.recipes import recipe
-from siglum.search import retriever
+from siglum.run import stages
+from siglum.search import models, retriever
 from siglum.types import Features, Vectors
 
 PHOTOS = 16
@@ -45,7 +49,7 @@ def say(capsys: pytest.CaptureFixture[str]) -> Say:
 
 
 def draw(folder: Path, captions: bool, number: int = PHOTOS) -> Path:
-    """Write pictures of the carried world, every other in a folder with a space in its name, perhaps with captions."""
+    """Write pictures of the drawn world, every other in a folder with a space in its name, perhaps with captions."""
     world = World(480, 0)
     scenes = [item for item in world.items("train") if item.image is not None and item.text is not None]
     for place, item in enumerate(scenes[:number]):
@@ -92,9 +96,10 @@ def test_captions_make_a_search_engine(captioned: tuple[Path, Path], say: Say) -
     assert read_json(run / "config.json")["fusion"]["kind"] == "combiner"
     code, out, _ = say("search", run, "scene number 3", "-k", 5)
     assert code == 0
-    lines = [line.split(maxsplit=2) for line in out.splitlines()]
+    lines = [line.split(maxsplit=4) for line in out.splitlines()]
     assert [line[0] for line in lines] == ["1", "2", "3", "4", "5"]
-    assert all(Path(line[2]).is_file() for line in lines)
+    assert all(0 <= int(line[1]) <= 100 and line[2] == "%" for line in lines)
+    assert all(Path(line[4]).is_file() for line in lines)
     hits = json.loads(say("search", run, "scene number 3", "-k", 99, "--beam", 99, "--json")[1])["hits"]
     assert sorted(hit["path"] for hit in hits) == sorted(map(str, photos.rglob("*.png")))
     assert any("%20" in hit["item_id"] for hit in hits)
@@ -114,7 +119,9 @@ def test_the_summary_says_what_came_of_it(captioned: tuple[Path, Path], tmp_path
     assert found["about"] == "33 captions from sidecar files for 17 pictures"
     assert set(found["seconds"]) == {"encode", "tokenize", "train", "index", "weigh"}
     assert f"16 pictures and 32 captions, encoded by builtin, are searchable in {run}" in error
-    assert "1 pictures cannot be read and were skipped: broken.jpg\n" in error
+    why = f"the picture {photos / 'broken.jpg'} cannot be read (of no known kind, or damaged)."
+    assert found["reasons"] == {"broken.jpg": why}
+    assert f"1 picture was skipped:\n  {why}\n" in error
     held_out = found["held_out"]
     shares = [held_out[f"success@{depth}"] for depth in (1, 5, 10)]
     tried = len(load_vectors(run / "1-vectors")[0].first_pairs("val")[0])
@@ -174,8 +181,13 @@ def test_a_killed_build_goes_on_where_it_stopped(
 ) -> None:
     photos, whole = captioned
     run, made = tmp_path / "run", []
-    for stage in ("make_vectors", "make_tokenizer", "make_decoder", "make_index"):
-        work = getattr(build, stage)
+    for stage, module in (
+        ("make_vectors", build),
+        ("make_tokenizer", build),
+        ("make_decoder", stages),
+        ("make_index", stages),
+    ):
+        work = getattr(module, stage)
 
         def watched(*args: Any, stage: str = stage, work: Any = work, **options: Any) -> Any:
             made.append(stage)
@@ -183,7 +195,7 @@ def test_a_killed_build_goes_on_where_it_stopped(
                 raise KeyboardInterrupt
             return work(*args, **options)
 
-        monkeypatch.setattr(build, stage, watched)
+        monkeypatch.setattr(module, stage, watched)
     code, _, error = say("build", photos, "--out", run, *TINY)
     assert code == 130 and "--resume goes on where it stopped" in error
     assert "start without --resume" in refuse(say, photos, "--out", run, *TINY, "--resume", "--encoder", "offline")
@@ -206,8 +218,7 @@ def test_a_build_is_never_taken_for_another(
     (tmp_path / "full" / "letter.txt").write_text("dear")
     assert "holds something else" in refuse(say, photos, "--out", tmp_path / "full", *TINY)
     shutil.copytree(captioned[1], run)
-    source = read_json(run / "source.json")
-    (run / "source.json").write_text(json.dumps({**source, "path": str(photos)}))
+    write_source(run, **{**read_json(run / "source.json"), "path": str(photos)})
     (photos / "new.png").write_bytes(next(photos.glob("*.png")).read_bytes())
     assert f"pictures or captions of {photos} changed since" in refuse(say, photos, "--out", run, *TINY, "--resume")
     assert (run / "4-index" / "stage.json").exists()
@@ -227,14 +238,14 @@ def test_settings_cannot_change_on_the_way(captioned: tuple[Path, Path], say: Sa
     photos, run = captioned
     for setting, value in (("decoder.dropout", 0.3), ("search.omega", 7.0)):
         message = refuse(say, photos, "--out", run, *TINY, "--set", f"{setting}={value}", "--resume")
-        assert f"was begun with {setting}" in message and f"not {value}; start without --resume" in message
+        assert f"was made with {setting}" in message and f"not {value}; start without --resume" in message
 
 
 def test_codes_are_no_more_than_pictures_to_learn_from() -> None:
     nothing, rows = np.zeros((40, 0), np.float16), np.arange(40)
     pictures = Features([str(row) for row in rows], np.zeros((40, 4), np.float16), nothing, rows >= 0, rows < 0)
     vectors = Vectors(pictures, pictures, rows, rows % 9, [])
-    config = build._configure(vectors, True, False, "pro", "auto", 0)
+    config = build.configure(vectors, True, False, "pro", "auto", 0)
     assert max(config.tokenizer.vocab) == 8
 
 
@@ -264,9 +275,12 @@ def test_hits_are_shown_in_the_browser(
     _, out, error = say("search", run, "scene number 3", "-k", 4, "--open")
     page = run / "6-report" / "hits.html"
     assert opened == [page.as_uri()] and f"hits: {page}" in error and len(out.splitlines()) == 4
-    text = page.read_text()
-    assert "“scene number 3”" in text and text.count("data:image/jpeg;base64,") == 4
-    assert "16 items searched" in text and "%20" not in text
+    sheet = parse(page.read_text())
+    assert "“scene number 3”" in said(sheet) and "16 items searched" in said(sheet) and "%20" not in said(sheet)
+    assert len(list(sheet.iter("img"))) == len(list(filter(None, all_said(sheet, "p", "caption")))) == 4
+    files = [(page.parent / unquote(link.attrib["href"])).resolve() for link in sheet.iter("a")]
+    assert len(files) == 8 and all(file.is_file() for file in files)
+    assert all(score.endswith(" %") for score in all_said(sheet, "span", "score"))
     picture = next(captioned[0].glob("*.png"))
     say("search", run, "--image", picture, "-k", 2, "--sheet", tmp_path / "mail" / "me.html")
     assert len(opened) == 1
@@ -283,7 +297,7 @@ def test_hits_are_shown_in_the_browser(
 def test_what_a_search_cannot_give_is_said(captioned: tuple[Path, Path], tmp_path: Path, say: Say) -> None:
     photos, run = Path(shutil.copytree(captioned[0], tmp_path / "photos")), tmp_path / "run"
     shutil.copytree(captioned[1], run)
-    (run / "source.json").write_text(json.dumps({**read_json(run / "source.json"), "path": str(photos)}))
+    write_source(run, **{**read_json(run / "source.json"), "path": str(photos)})
     code, out, error = say("search", run, "scene", "-k", 9, "--beam", 3)
     assert code == 0 and f"{len(out.splitlines())} of the 9 hits asked for: a beam of 3 reaches no more" in error
     assert say("search", run, "scene", "-k", 3)[2] == ""
@@ -292,19 +306,6 @@ def test_what_a_search_cannot_give_is_said(captioned: tuple[Path, Path], tmp_pat
     hits = json.loads(say("search", run, "scene", "-k", 99, "--beam", 99, "--json")[1])["hits"]
     assert len(hits) == PHOTOS and sum("path" in hit for hit in hits) == PHOTOS - 1
     assert all(Path(hit["path"]).is_file() for hit in hits if "path" in hit)
-
-
-def test_hits_of_other_runs_are_shown_as_far_as_they_are_known(world_run: Path, tmp_path: Path, say: Say) -> None:
-    run = Path(shutil.copytree(world_run, tmp_path / "run"))
-    say("search", run, "a red star", "-k", 3, "--sheet", tmp_path / "bare.html")
-    assert (tmp_path / "bare.html").read_text().count("Nothing to show") == 3
-    (run / "source.json").write_text('{"kind": "world", "items": 480, "seed": 0}')
-    hits = json.loads(say("search", run, "a red star", "-k", 9, "--sheet", tmp_path / "full.html", "--json")[1])["hits"]
-    items = [World(480, 0).item(hit["item_id"]) for hit in hits]
-    text = (tmp_path / "full.html").read_text()
-    assert "Nothing to show" not in text
-    assert text.count("data:image/jpeg;base64,") == sum(item.image is not None for item in items)
-    assert all(item.text in text for item in items if item.text and "'" not in item.text)
 
 
 class ColourEncoder(BuiltinEncoder):
@@ -333,7 +334,7 @@ def test_a_joint_encoder_finds_pictures_by_words_without_captions(
     (tmp_path / "photos").mkdir()
     for r, g, b in colours:
         Image.new("RGB", (32, 24), (r, g, b)).save(tmp_path / "photos" / f"{r}-{g}-{b}.png")
-    for module in (build, retriever):
+    for module in (build, models):
         monkeypatch.setattr(module, "build_encoder", lambda name, **options: ColourEncoder())
     run, options = tmp_path / "run", ["--scale", "tiny", "--set", "tokenizer.vocab=[4,8,8]"]
     _, _, error = say("build", tmp_path / "photos", "--out", run, *options)
@@ -383,7 +384,7 @@ def test_the_weight_of_distance_is_chosen_on_validation(
 
 def test_a_build_sized_to_its_folder_learns_towers(captioned: tuple[Path, Path]) -> None:
     vectors, _ = load_vectors(captioned[1] / "1-vectors")
-    config = build._configure(vectors, True, False, "pro", "auto", 3)
+    config = build.configure(vectors, True, False, "pro", "auto", 3)
     assert (config.fusion.kind, config.seed) == ("towers", 3)
-    assert build._configure(vectors, True, False, "pro", "tiny", 3).fusion.kind == "combiner"
-    assert build._configure(vectors, False, False, "pro", "auto", 3).fusion.kind == "sum"
+    assert build.configure(vectors, True, False, "pro", "tiny", 3).fusion.kind == "combiner"
+    assert build.configure(vectors, False, False, "pro", "auto", 3).fusion.kind == "sum"

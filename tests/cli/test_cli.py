@@ -15,12 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from siglum.cli import common
-from siglum.cli.main import BENCHES, VERBS, main
-from siglum.data.world import World
+from siglum.cli.main import BENCHES, VERBS, main, module_of
+from siglum.console import commands as common
 from siglum.files import read_json
+from siglum.lab.world.collection import World
 from siglum.log import Tick
+from siglum.rootfiles import write_root_json
 from siglum.search.retriever import Retriever
+from siglum.terminal import ConsoleProgress
 from siglum.types import SiglumError
 
 Call = Callable[..., str]
@@ -93,7 +95,7 @@ def test_the_whole_pipeline(call: Call, tmp_path: Path) -> None:
     found = json.loads(
         call("encode", "--out", run, "--world", 240, "--variants", 1, "--scale", "tiny", "--json", *SMALL)
     )
-    assert found == {"items": 240, "queries": 640, "run": str(run), "skipped": 0}
+    assert found == {"items": 240, "queries": 640, "run": str(run), "skipped": 0, "omitted": []}
     assert read_json(run / "config.json")["tokenizer"]["epochs"] == 1
     found = json.loads(call("tokenize", run, "--json", "--set", "tokenizer.vocab=[8,16]"))
     assert found["sizes"] == [3, 8, 16]
@@ -101,8 +103,10 @@ def test_the_whole_pipeline(call: Call, tmp_path: Path) -> None:
     found = json.loads(call("train", run, "--seed", 3, "--json"))
     assert (found["step"], read_json(run / "config.json")["seed"]) == (0, 3)
     assert found["loss"] > 0
-    found = json.loads(call("index", run, "--json"))
+    found = json.loads(call("index", run, "--pools", "test", "--json"))
     assert found["items"] == 48
+    found = json.loads(call("index", run, "--json"))
+    assert found["items"] == 240
     assert found["colliding_items"] >= found["largest_collision"]
     found = json.loads(call("search", run, "a red star", "-k", 4, "--json"))
     assert [hit["rank"] for hit in found["hits"]] == [1, 2, 3, 4]
@@ -114,7 +118,7 @@ def test_the_whole_pipeline(call: Call, tmp_path: Path) -> None:
     assert (run / "5-runs" / "it2t.test.pro.trec").exists()
     found = json.loads(call("info", run, "--json"))
     assert {name: stage["state"] for name, stage in found["stages"].items()} == {
-        **dict.fromkeys(("1-vectors", "2-tokenizer", "3-decoder", "4-index"), "finished"),
+        **dict.fromkeys(("1-vectors", "2-tokenizer", "2-tokenizer/dense", "3-decoder", "4-index"), "finished"),
         **dict.fromkeys(("5-runs", "6-report"), "there"),
     }
     assert found["changed"]["decoder.epochs"] == [4, 1]
@@ -134,8 +138,9 @@ def test_search_prints_ranked_ids(call: Call, world_run: Path, world: World, tmp
     Image.fromarray(query.image.pixels(48)).save(tmp_path / "picture.png")
     found = json.loads(call("search", world_run, query.text, "--image", tmp_path / "picture.png", "--json"))
     lines = call("search", world_run, query.text, "--image", tmp_path / "picture.png").splitlines()
-    assert [line.split()[2] for line in lines] == [hit["item_id"] for hit in found["hits"]]
-    assert lines[0].split()[3] == "-".join(map(str, found["hits"][0]["codes"]))
+    assert [line.split()[4] for line in lines] == [hit["item_id"] for hit in found["hits"]]
+    assert lines[0].split()[1] == f"{100 * found['hits'][0]['similarity']:.0f}"
+    assert lines[0].split()[5] == "-".join(map(str, found["hits"][0]["codes"]))
     only = tmp_path / "only.txt"
     only.write_text("\n".join(world.pool("test", "t2t")))
     options = ["--within", only, "--beam", 5, "--omega", 1.5, "--scorer", "fused", "--instruction", "Find a text."]
@@ -153,18 +158,27 @@ def test_index_changes_in_place(call: Call, fail: Call, run_copy: Path, world: W
     hits = json.loads(call("search", run_copy, "a small blue ring", "--scorer", "geometry", "--beam", 99, "--json"))
     assert "n1" in [hit["item_id"] for hit in hits["hits"]]
     assert json.loads(call("index", run_copy, "--remove", "n1", "--remove", "n2", "--json"))["items"] == start
-    assert "decided when the index is built" in fail("index", run_copy, "--remove", "n1", "--keep-vectors")
+    assert "is for building an index" in fail("index", run_copy, "--remove", "n1", "--keep-vectors")
+    assert "one at a time" in fail("index", run_copy, "--remove", "n1", "--compact")
     call("index", run_copy, "--keep-vectors")
-    assert (run_copy / "4-index" / "vectors.safetensors").exists()
+    assert list((run_copy / "4-index").rglob("vectors.safetensors"))
     call("index", run_copy, "--add", new)
-    assert (run_copy / "4-index" / "vectors.safetensors").exists()
+    assert len(Retriever.load(run_copy).item_ND) == start + 2
+    assert "2 items of the index" in fail("index", run_copy)
+    call("index", run_copy, "--snapshot", "two")
+    assert "there already" in fail("index", run_copy, "--snapshot", "two")
+    assert json.loads(call("index", run_copy, "--compact", "--json"))["items"] == start + 2
+    assert json.loads(call("index", run_copy, "--drop-added", "--json"))["items"] == start
+    assert "it has two" in fail("index", run_copy, "--restore", "three")
+    assert json.loads(call("index", run_copy, "--restore", "two", "--json"))["items"] == start + 2
+    assert {"n1", "n2"} <= set(Retriever.load(run_copy).index.ids)
 
 
 def test_info_on_a_young_run(call: Call, run_copy: Path) -> None:
     shutil.rmtree(run_copy / "4-index")
     (run_copy / "3-decoder" / "stage.json").unlink()
     config = read_json(run_copy / "config.json")
-    (run_copy / "config.json").write_text(json.dumps({**config, "scale": "auto"}))
+    write_root_json(run_copy, "config.json", {**config, "scale": "auto"})
     found = json.loads(call("info", run_copy, "--json"))
     assert found["changed"] == {}
     states = {name: stage["state"] for name, stage in found["stages"].items()}
@@ -181,7 +195,7 @@ def mistakes(run: Path) -> list[tuple[Sequence[object], str]]:
         (["search", run, "a", "--within", run], "directory"),
         (["search", run, "a", "--scorer", "best"], "fused, decoder, geometry, oracle"),
         (["search", run, "a", "--beam", 0], "beam is 0, but must be at least 1"),
-        (["search", run, "a", "-k", 0], "k must be at least 1"),
+        (["search", run, "a", "-k", 0], "k must be a whole number of at least 1"),
         (["search", run, "a", "--device", "tpu"], "cpu, cuda"),
         (["search", run, "a", "--device", "cuda:9"], "cuda"),
         (["eval", run, "--split", "train"], "no tasks in split train"),
@@ -207,17 +221,18 @@ def mistakes(run: Path) -> list[tuple[Sequence[object], str]]:
         (["encode", "--out", none, "--world", 240, "--recipe", "finest"], "pro, genius"),
         (
             ["encode", "--out", none, "--world", 240, "--scale", "huge"],
-            "tiny, demo, small, captions_small, captions, paper",
+            "tiny, demo, small, captions_small, captions, catalogue_small, catalogue, paper",
         ),
         (["encode", "--out", none, "--items", run / "none.jsonl"], "cannot be read"),
     ]
 
 
-def test_mistakes_are_told_in_one_sentence(fail: Call, world_run: Path) -> None:
+def test_mistakes_are_told_in_one_sentence(fail: Call, world_run: Path, subtests: pytest.Subtests) -> None:
     before = {path: path.read_bytes() for path in world_run.rglob("*") if path.is_file()}
     for args, words in mistakes(world_run):
-        message = fail(*args)
-        assert words in message, (args, message)
+        with subtests.test(" ".join(map(str, args))):
+            message = fail(*args)
+            assert words in message, (args, message)
     assert {path: path.read_bytes() for path in world_run.rglob("*") if path.is_file()} == before
 
 
@@ -277,7 +292,7 @@ class Terminal:
 def test_progress_on_a_terminal_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    progress = common.ConsoleProgress()
+    progress = ConsoleProgress()
     progress(Tick("work", 1, 10, 1.0, "step"))
     assert terminal.text == ""
     progress.last -= 1
@@ -291,7 +306,7 @@ def test_progress_on_a_terminal_is_one_line(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_progress_elsewhere_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = common.ConsoleProgress()
+    progress = ConsoleProgress()
     progress(Tick("work", 1, 0, 1.0, "row"))
     assert capsys.readouterr().err == ""
     progress.last -= 11
@@ -328,7 +343,9 @@ def test_info_shows_levels(call: Call, run_copy: Path) -> None:
     assert "survival" in call("info", run_copy)
 
 
-def test_numbers_nothing_can_work_with_are_refused_and_leave_the_run_as_it_was(fail: Call, run_copy: Path) -> None:
+def test_numbers_nothing_can_work_with_are_refused_and_leave_the_run_as_it_was(
+    fail: Call, run_copy: Path, subtests: pytest.Subtests
+) -> None:
     before = {name: (run_copy / name).read_bytes() for name in ("config.json", "2-tokenizer/stage.json")}
     for setting, told in (
         ("tokenizer.batch_size=0", "batch_size is 0, but must be at least 1"),
@@ -337,10 +354,11 @@ def test_numbers_nothing_can_work_with_are_refused_and_leave_the_run_as_it_was(f
         ("fusion.dropout=1.5", "must be at most 1"),
         ("search.omega=NaN", "omega is nan"),
     ):
-        assert told in fail("tokenize", run_copy, "--set", setting)
-        assert {name: (run_copy / name).read_bytes() for name in before} == before
-    assert "must be one of: cpu" in fail("search", run_copy, "a", "--device", "cpu:x")
-    (run_copy / "config.json").write_text("[]")
+        with subtests.test(setting):
+            assert told in fail("tokenize", run_copy, "--set", setting)
+            assert {name: (run_copy / name).read_bytes() for name in before} == before
+    assert "must be one of: auto, cpu" in fail("search", run_copy, "a", "--device", "cpu:x")
+    write_root_json(run_copy, "config.json", [])
     assert "not what it should be" in fail("search", run_copy, "a")
 
 
@@ -349,7 +367,7 @@ def test_only_verbs_that_resume_speak_of_it(capsys: pytest.CaptureFixture[str]) 
         raise KeyboardInterrupt
 
     for verb, more in (("search", False), ("train", True)):
-        command = importlib.import_module(f"siglum.cli.{verb}").Command
+        command = importlib.import_module(module_of(verb)).Command
         assert common.call(command, interrupt, verb, ["run"]) == 130
         assert ("--resume" in capsys.readouterr().err) == more
 
@@ -362,8 +380,11 @@ def test_a_search_without_a_decoder_says_so(run_copy: Path, capsys: pytest.Captu
 
 def test_eval_of_a_changed_index_says_what_it_measures(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", str(run_copy)]) == 0
-    assert "was changed" not in capsys.readouterr().err
+    assert "lacks" not in capsys.readouterr().err
     gone = next(iter(Retriever.load(run_copy).index.ids))
     assert main(["index", str(run_copy), "--remove", gone]) == 0
     assert main(["eval", str(run_copy)]) == 0
-    assert "was changed" in capsys.readouterr().err
+    assert "the index lacks 1 of the 96 items of the pools" in capsys.readouterr().err
+    assert main(["index", str(run_copy)]) == 0
+    assert main(["eval", str(run_copy)]) == 0
+    assert "lacks" not in capsys.readouterr().err

@@ -12,7 +12,7 @@ import pytest
 from siglum.cli import explain as verb
 from siglum.cli.main import main
 from siglum.data.source import write_source
-from siglum.data.world import World
+from siglum.lab.world.collection import World
 from siglum.search.retriever import Retriever
 
 Call = Callable[..., str]
@@ -86,15 +86,25 @@ def test_the_terminal_shows_the_verdict_the_levels_and_the_tree(
         text = call("explain", world_run, "--query-id", query_id, "--beam", 4)
         lines = text.splitlines()
         assert lines[: len(found["verdict"])] == found["verdict"]
-        rows = [line.split() for line in lines if line.split()[:1] and line.split()[0] in ("M", "1", "2", "3", "4")]
-        assert [row[1:3] for row in rows] == [
-            [str(level["target"]["codes"][-1]), str(level["target"]["rank"])] for level in found["levels"]
-        ]
+        levels, fell = found["levels"], found["fell_at"]
+        last = len(levels) - 1
+        alone = next((place for place, level in enumerate(levels) if level["target"]["items"] == 1), last)
+        # Levels stand alone until one item is left; then those up to the fall are one line, and those below it.
+        ends = sorted({*range(min(alone + 1, last)), last} | ({fell} if fell is not None else set()))
+        ends = [end for end in ends if end <= alone or end in (fell, last)]
+        starts = [0, *(end + 1 for end in ends[:-1])]
+        names = [f"{a}" if a == b else f"{a}–{b}" for a, b in zip(starts, ends, strict=True)]
+        table = lines[lines.index("") + 1 :]
+        rows = [line.split() for line in table[1 : table.index("")]]
+        assert [row[0] for row in rows] == ["M", *names[1:]]
+        assert [row[2] for row in rows] == [str(levels[end]["target"]["rank"]) for end in ends]
+        assert [row[1].split("-")[-1] for row in rows] == [str(levels[end]["target"]["codes"][-1]) for end in ends]
         assert ("✗ falls here" in text) == (fate == "falls")
-        told = found["levels"] if fate == "stays" else found["levels"][: found["fell_at"] + 1]
+        told = levels if fate == "stays" else levels[: fell + 1]
         tree = text[text.index("query\n") :]
         assert all(level["best"][0]["examples"][0] in tree for level in told)
-        assert tree.count("← target") + tree.count("✗") == len(told)
+        assert tree.count("← target") + tree.count("✗") == 1 + min(alone, len(told) - 1)
+        assert max(len(line) for line in tree.splitlines()) < 120
 
 
 def test_the_page_shows_the_world_s_pictures(call: Call, run_copy: Path, world: World, fates: dict[str, str]) -> None:
@@ -105,7 +115,7 @@ def test_the_page_shows_the_world_s_pictures(call: Call, run_copy: Path, world: 
     call("explain", run_copy, "--query-id", fates["falls"], "--beam", 4, "--out", page)
     text = page.read_text()
     wanted = next(query.text for query in world.queries("test", "t2i") if query.id == fates["falls"])
-    assert "data:image/png" in text and wanted.split(",")[0] in text
+    assert "data:image/jpeg" in text and wanted.split(",")[0] in text
 
 
 def test_a_run_without_a_decoder_is_explained_by_geometry(
@@ -127,11 +137,13 @@ def test_a_file_of_a_folder_can_be_the_target(world_run: Path, tmp_path: Path) -
         (str(tmp_path / "two dogs.jpg"), "two%20dogs.jpg"),
         ("two dogs.jpg", "two%20dogs.jpg"),
     ):
-        assert verb._item_id(name, source, retriever) == wanted
-    assert verb._item_id("two dogs.jpg", {}, retriever) == "two dogs.jpg"
+        assert verb.item_id_of(name, source, retriever) == wanted
+    assert verb.item_id_of("two dogs.jpg", {}, retriever) == "two dogs.jpg"
 
 
-def test_mistakes_are_told_in_one_sentence(fail: Call, world_run: Path, fates: dict[str, str]) -> None:
+def test_mistakes_are_told_in_one_sentence(
+    fail: Call, world_run: Path, fates: dict[str, str], subtests: pytest.Subtests
+) -> None:
     none, known = world_run / "none", next(iter(Retriever.load(world_run).index.ids))
     stored = ["--query-id", fates["stays"]]
     for args, words in (
@@ -154,7 +166,8 @@ def test_mistakes_are_told_in_one_sentence(fail: Call, world_run: Path, fates: d
         ([world_run, *stored, "--device", "tpu"], "cpu, cuda"),
         ([none, *stored], "is not a run folder"),
     ):
-        assert words in fail("explain", *args), args
+        with subtests.test(" ".join(map(str, args))):
+            assert words in fail("explain", *args), args
 
 
 def test_a_run_of_plain_vectors_has_only_its_own_queries(

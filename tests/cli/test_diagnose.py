@@ -10,10 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from markup import all_said, links, parse, rows, said
 from siglum.cli.main import main
-from siglum.files import read_json, write_json
+from siglum.files import read_json
 from siglum.measure.diagnose import sample
-from siglum.pipeline import RunFolder, beam_survival_of, health_of, open_systems, survival_of
+from siglum.measure.systems import beam_survival_of, health_of, open_systems, survival_of
+from siglum.rootfiles import write_root_json
+from siglum.run.folder import RunFolder
 from siglum.types import SiglumError, Task
 
 Call = Callable[..., str]
@@ -56,7 +59,7 @@ def test_figures_are_those_of_eval(call: Call, world_run: Path) -> None:
     rungs = {rung["rung"]: rung for rung in found["ladder"]}
     assert list(rungs) == ["teacher", "oracle", "geometry", "decoder", "fused"]
     for name, ranker in (("geometry", systems.geometry), ("fused", systems.own)):
-        wanted = beam_survival_of(systems, ranker, queries_a_task=10_000)
+        wanted = beam_survival_of(systems, ranker, queries_per_task=10_000)
         assert rungs[name]["survival"] == pytest.approx(wanted, abs=0.005)
     assert found["own"] == "fused"
     for level in found["levels"]:
@@ -85,7 +88,7 @@ def test_options_are_taken(call: Call, young_run: Path) -> None:
 def test_a_look_ahead_run_ends_with_that_rung(call: Call, young_run: Path) -> None:
     config = read_json(young_run / "config.json")
     config["search"]["lookahead"] = True
-    write_json(young_run / "config.json", config)
+    write_root_json(young_run, "config.json", config)
     found = json.loads(call("diagnose", young_run, "--json", "--queries", 40))
     assert found["own"] == found["ladder"][-1]["rung"] == "look-ahead"
 
@@ -95,7 +98,7 @@ def test_the_remedy_follows_the_run_s_settings(call: Call, world_run: Path, run_
     config = read_json(run_copy / "config.json")
     assert config["tokenizer"]["rank_weight"] > 0
     config["search"]["scorer"] = "decoder"
-    write_json(run_copy / "config.json", config)
+    write_root_json(run_copy, "config.json", config)
     fused, plain = (json.loads(call("diagnose", run, "--json", "--queries", 60)) for run in (world_run, run_copy))
     assert "distillation" not in fused["verdict"] and "search.scorer=fused" not in fused["verdict"]
     assert plain["own"] == "decoder" and plain["cause"]["rung"] in ("teacher", "oracle", "geometry", "decoder")
@@ -120,12 +123,10 @@ def test_mistakes_are_one_sentence(fail: Call, young_run: Path, tmp_path: Path) 
     assert "is not a run folder" in fail("diagnose", tmp_path / "none")
 
 
-def test_an_unfinished_decoder_is_left_out(young_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unfinished_decoder_is_left_out(young_run: Path, call: Call, caplog: pytest.LogCaptureFixture) -> None:
     (young_run / "3-decoder").mkdir()
-    assert main(["diagnose", str(young_run), "--json", "--queries", "20"]) == 0
-    found = capsys.readouterr()
-    assert "not finished" in found.err
-    assert json.loads(found.out)["decoder"] is False
+    assert json.loads(call("diagnose", young_run, "--json", "--queries", "20"))["decoder"] is False
+    assert "is not finished; it is left out" in caplog.text
 
 
 def test_a_sample_is_spread_over_tasks() -> None:
@@ -139,7 +140,25 @@ def test_a_sample_is_spread_over_tasks() -> None:
 
 
 def test_a_target_outside_its_pool_is_refused() -> None:
-    from siglum.measure.diagnose import _targets
+    from siglum.measure.diagnose import target_places
 
     with pytest.raises(SiglumError, match="1 targets of task t are not in its pool"):
-        _targets(Task("t", "test", np.arange(2), np.arange(3), [np.array([1]), np.array([7])]))
+        target_places(Task("t", "test", np.arange(2), np.arange(3), [np.array([1]), np.array([7])]))
+
+
+def test_a_page_of_all_that_is_found(call: Call, young_run: Path, world_run: Path, tmp_path: Path) -> None:
+    found = json.loads(call("diagnose", world_run, "--queries", 60, "--out", tmp_path / "pages" / "a.html", "--json"))
+    page = parse((tmp_path / "pages" / "a.html").read_text())
+    own = next(rung for rung in found["ladder"] if rung["rung"] == "fused")
+    (finding,) = all_said(page, "p", "finding")
+    reached = f"{100 * own['survival'][-1]:.1f} % of targets reach the last level of the run’s own search (fused)"
+    assert finding.startswith(reached) and f"{found['queries']} queries of split test" in said(page)
+    (levels,) = (one for one in page.iter("details") if "open" in one.attrib)
+    assert said(levels.find("summary")) == "Level by level" and "ε fused" in all_said(levels, "th")
+    errors = [f"{level['error']:.4f}" for level in found["levels"]]
+    assert set(errors) <= {cell for row in rows(levels) for cell in row}
+    assert all(link.startswith(("data:", "#")) for link in links(page))
+    call("diagnose", young_run, "--queries", 60, "--out", tmp_path / "b.html")
+    young = parse((tmp_path / "b.html").read_text())
+    assert "No decoder is trained yet" in said(young) and "ε fused" not in all_said(young, "th")
+    assert "search (geometry)" in said(young)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -160,12 +161,41 @@ def test_the_identity_follows_pictures_and_captions(photos: Path) -> None:
     assert len(set(seen)) == 4
 
 
+def test_what_cannot_be_opened_is_listed_all_the_same(photos: Path) -> None:
+    """Who reads it says what is wrong with it."""
+    (photos / "dangling.jpg").symlink_to("gone.jpg")
+    (photos / "x.jpg").mkdir()
+    (photos / "phone.HEIC").write_bytes(b"")
+    read = read_folder(photos)
+    assert {"dangling.jpg", "x.jpg", "phone.HEIC"} <= {item.id for item in read.collection.items}
+    assert read.stamps["dangling.jpg"] is read.stamps["x.jpg"] is None
+    assert read.stamps["b.jpg"] == (5, (photos / "b.jpg").stat().st_mtime_ns)
+    (photos / "gone.jpg").write_bytes(b"here")
+    assert read_folder(photos).identity != read.identity
+
+
+def test_a_folder_that_cannot_be_listed_is_named(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scan = os.scandir
+
+    def closed(path: object) -> object:
+        if str(path).endswith("sub"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", closed)
+    read = read_folder(photos)
+    assert read.unread == {"sub": f"the folder {photos / 'sub'} cannot be read (Permission denied)."}
+    assert read.about.endswith("; folders that cannot be read: sub")
+    with pytest.raises(SiglumError, match="sub cannot be read"):
+        read_folder(photos, strict=True)
+
+
 @pytest.mark.parametrize(
     ("captions", "words"),
     [
-        ("sidecars", "must be auto, sidecar, names, none or a file that exists"),
-        ("gone.csv", "must be auto, sidecar, names, none or a file that exists"),
-        ("notes.md", "must be auto, sidecar, names, none or a file that exists"),
+        ("sidecars", "must be auto, products, sidecar, names, none or a file that exists"),
+        ("gone.csv", "must be auto, products, sidecar, names, none or a file that exists"),
+        ("notes.md", "must be auto, products, sidecar, names, none or a file that exists"),
         ("sidecar", "no captions were found in sidecar files for the 5 pictures"),
         ("empty.csv", r"has the columns \(none\)"),
         ("strangers.csv", "none of the 2 rows .* names a picture .* in its column 'file'; the first says 'x.jpg'"),

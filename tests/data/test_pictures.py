@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from siglum.data.pictures import PictureError, load_picture, load_pictures
+from siglum.data.pictures import PictureError, load_picture
 from siglum.types import SiglumError
 
 
@@ -102,7 +104,7 @@ def test_arrays_of_the_right_size_are_returned_as_they_are() -> None:
     assert np.array_equal(load_picture(pixels[:, ::-1], 4), load_picture(np.ascontiguousarray(pixels[:, ::-1]), 4))
 
 
-def test_arrays_and_drawings_of_another_shape_are_refused() -> None:
+def test_arrays_and_drawings_of_another_shape_are_refused(subtests: pytest.Subtests) -> None:
     wrong = [
         np.zeros((4, 4), np.uint8),
         np.zeros((4, 4, 3)),
@@ -110,7 +112,7 @@ def test_arrays_and_drawings_of_another_shape_are_refused() -> None:
         np.zeros((0, 4, 3), np.uint8),
     ]
     for pixels in wrong:
-        with pytest.raises(PictureError, match="must be uint8"):
+        with subtests.test(f"{pixels.dtype} {pixels.shape}"), pytest.raises(PictureError, match="must be uint8"):
             load_picture(pixels, 4)
     assert load_picture(Plain(), 5).shape == (5, 5, 3)
     with pytest.raises(PictureError, match=r"the drawing Plain is uint8 \(3, 3, 3\), but must be uint8 \(5, 5, 3\)"):
@@ -132,11 +134,12 @@ def damaged(folder: Path) -> list[Path]:
     return [folder / name for name in (*contents, "gone.png", "cut.jpg", "float.tiff")] + [folder]
 
 
-def test_unreadable_files_raise_one_sentence_with_the_path(tmp_path: Path) -> None:
+def test_unreadable_files_raise_one_sentence_with_the_path(tmp_path: Path, subtests: pytest.Subtests) -> None:
     for path in damaged(tmp_path):
-        with pytest.raises(PictureError, match=str(path)) as caught:
-            load_picture(path, 8)
-        assert "\n" not in str(caught.value)
+        with subtests.test(path.name):
+            with pytest.raises(PictureError, match=str(path)) as caught:
+                load_picture(path, 8)
+            assert "\n" not in str(caught.value)
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
@@ -150,20 +153,73 @@ def test_decompression_bombs_are_unreadable(tmp_path: Path, monkeypatch: pytest.
         load_picture(path, 4)
 
 
-def test_unreadable_pictures_are_skipped_and_counted_unless_strict(tmp_path: Path) -> None:
-    bad = damaged(tmp_path)
-    pictures = [Plain(), bad[0], halves(), *bad[1:], tmp_path / "whole.png"]
-    pixels, ok = load_pictures(pictures, 8, strict=False)
-    assert ok.tolist() == [True, False, True, *[False] * (len(bad) - 1), True]
-    assert pixels.shape == (3, 8, 8, 3)
-    assert np.array_equal(pixels[1], load_picture(halves(), 8))
-    assert np.array_equal(pixels[2], load_picture(tmp_path / "whole.png", 8))
-    with pytest.raises(PictureError, match=str(bad[0])):
-        load_pictures(pictures, 8, strict=True)
-
-
 def test_what_is_no_picture_at_all_is_never_skipped() -> None:
     with pytest.raises(SiglumError, match="but this is a NoneType"):
-        load_pictures([None], 8, strict=False)  # type: ignore[list-item]
+        load_picture(None, 8)  # type: ignore[arg-type]
     with pytest.raises(SiglumError, match="size is 0"):
         load_picture(halves(), 0)
+
+
+def bad_files(folder: Path) -> dict[str, str]:
+    """Make everything that is a picture by its name alone, and return a part of what must be said of each."""
+    good = folder / "good.jpg"
+    Image.fromarray(halves()).save(good)
+    (folder / "empty.jpg").write_bytes(b"")
+    (folder / "truncated.jpg").write_bytes(good.read_bytes()[:-200])
+    (folder / "text.png").write_text("no picture")
+    (folder / "dangling.jpg").symlink_to("gone.jpg")
+    (folder / "loop.jpg").symlink_to("loop.jpg")
+    (folder / "folder.jpg").mkdir()
+    os.mkfifo(folder / "pipe.jpg")
+    return {
+        "empty.jpg": "the file is empty",
+        "truncated.jpg": "runcated",
+        "text.png": "of no known kind, or damaged",
+        "dangling.jpg": "is a link to a file that does not exist",
+        "loop.jpg": "symbolic links",
+        "folder.jpg": "is a folder",
+        "pipe.jpg": "is no plain file",
+        "gone.jpg": "does not exist",
+    }
+
+
+@pytest.mark.timeout(30)
+def test_what_is_a_picture_by_name_alone_is_told_and_never_waited_for(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    for name, words in bad_files(tmp_path).items():
+        with subtests.test(name), pytest.raises(PictureError, match=f"{name}.*{words}"):
+            load_picture(tmp_path / name, 8)
+
+
+def test_a_file_nobody_may_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Image.fromarray(halves()).save(tmp_path / "a.png")
+
+    def closed(self: Path, *args: object, **options: object) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "open", closed)
+    with pytest.raises(PictureError, match=r"a\.png cannot be read \(Permission denied\)"):
+        load_picture(tmp_path / "a.png", 8)
+
+
+def heic(path: Path) -> Path:
+    pillow_heif = pytest.importorskip("pillow_heif")
+    pillow_heif.from_pillow(Image.fromarray(halves(64, 64))).save(path, quality=95)
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.heic", "really-heic.jpg"])
+def test_heic_is_read_by_its_content(tmp_path: Path, name: str) -> None:
+    whole = heic(tmp_path / "whole.heic")
+    pixels = load_picture(whole.rename(tmp_path / name), 16).astype(int)
+    assert np.abs(pixels - load_picture(halves(64, 64), 16)).mean() < 20
+
+
+def test_heic_without_its_package_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = heic(tmp_path / "a.HEIC")
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    with pytest.raises(PictureError, match=r"a\.HEIC is HEIC, .* `pip install 'siglum\[heic\]'`\."):
+        load_picture(path, 16)
+    monkeypatch.undo()
+    assert load_picture(path, 16).shape == (16, 16, 3)

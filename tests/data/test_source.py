@@ -8,7 +8,7 @@ import pytest
 
 from siglum.data.corpus import write_items
 from siglum.data.source import find_items, read_source, write_source
-from siglum.data.world import World
+from siglum.lab.world.collection import World
 from siglum.types import Item, SiglumError
 
 
@@ -38,7 +38,7 @@ def test_items_of_the_world_are_made_again() -> None:
 
 def test_unknown_kinds_are_refused(tmp_path: Path) -> None:
     assert find_items({}, ["a"]) == {}
-    with pytest.raises(SiglumError, match="must be one of: folder, items, world"):
+    with pytest.raises(SiglumError, match=r"there is no source .*; there are folder, items, catalogue, world"):
         write_source(tmp_path, "web")
-    with pytest.raises(SiglumError, match="must be one of: folder, items, world"):
+    with pytest.raises(SiglumError, match=r"there is no source .*; there are folder, items, catalogue, world"):
         find_items({"kind": "web"}, ["a"])

@@ -161,7 +161,7 @@ def test_ids_that_are_not_one_column_are_refused_and_nothing_is_written(tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_runs_that_cannot_be_ranked_are_refused(tmp_path: Path) -> None:
+def test_runs_that_cannot_be_ranked_are_refused(tmp_path: Path, subtests: pytest.Subtests) -> None:
     cases = [
         ([("a", 1.0), ("b", 2.0)], "rank 2 has score 2.0, above the 1.0"),
         ([("a", float("nan"))], "rank 1 has score nan"),
@@ -169,5 +169,5 @@ def test_runs_that_cannot_be_ranked_are_refused(tmp_path: Path) -> None:
         ([("a", 1.0), ("a", 0.5)], "lists an item twice"),
     ]
     for results, message in cases:
-        with pytest.raises(SiglumError, match=message):
+        with subtests.test(message), pytest.raises(SiglumError, match=message):
             write_run(tmp_path / "run.txt", {"q": results})

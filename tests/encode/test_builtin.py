@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from siglum.data.world import World
 from siglum.encode.base import Encoder
-from siglum.encode.builtin import BuiltinEncoder, _resample
+from siglum.encode.builtin import BuiltinEncoder, resample
+from siglum.lab.world.collection import World
 from siglum.types import SiglumError
 
 ENCODER = BuiltinEncoder()
@@ -84,10 +84,10 @@ def test_another_view_is_nearer_than_another_scene() -> None:
 
 def test_resampling_keeps_means_and_enlarges() -> None:
     picture = np.random.default_rng(0).integers(0, 256, (96, 144, 3), np.uint8)
-    small = _resample(picture, 48)
+    small = resample(picture, 48)
     expected = picture.reshape(48, 2, 48, 3, 3).mean(axis=(1, 3))
     assert np.abs(small - expected).max() <= 0.51
-    assert np.array_equal(_resample(picture[:1, :1], 48), np.broadcast_to(picture[:1, :1], (48, 48, 3)))
+    assert np.array_equal(resample(picture[:1, :1], 48), np.broadcast_to(picture[:1, :1], (48, 48, 3)))
 
 
 @pytest.mark.parametrize("bad", [np.zeros((4, 4), np.uint8), np.zeros((4, 4, 4), np.uint8), np.zeros((4, 4, 3))])

@@ -92,7 +92,7 @@ def test_the_folder_says_how_pictures_are_seen(copy: Path, name: str) -> None:
     encoder = clip.build(str(copy))
     assert encoder.framing == "whole"
     expected = normalise(pictures(1, 32), [0.1, 0.2, 0.3], [0.5, 0.6, 0.7])
-    np.testing.assert_allclose(encoder.lens.pixels(pictures(1, 32)), expected, atol=1e-6)
+    np.testing.assert_allclose(encoder.transform.pixels(pictures(1, 32)), expected, atol=1e-6)
 
 
 def test_names_of_openai_lead_to_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from siglum.data.collection import Collection
 from siglum.data.vectors import load_vectors
 from siglum.encode import run as encode_run
 from siglum.encode.base import Encoder, PairEncoder
-from siglum.encode.run import encode_collection, encode_rows, encode_shard
+from siglum.encode.run import encode_collection, encode_rows, encode_shard, encode_some
 from siglum.files import read_json, read_tensors
 from siglum.log import Tick, reporting
 from siglum.types import Item, Query, SiglumError
@@ -288,3 +288,76 @@ def test_shard_files_hold_half_precision_and_ids(tmp_path: Path) -> None:
     arrays = read_tensors(tmp_path / "checkpoint" / "items-000000.safetensors")
     assert arrays["image"].dtype == arrays["text"].dtype == np.float16
     assert len(arrays["id_offsets"]) == 9
+
+
+class Plain(Counting):
+    """An encoder that knows no word with a fox in it."""
+
+    image_dim = text_dim = 3
+
+    def encode_texts(self, texts: Sequence[str]) -> np.ndarray:
+        return np.array([[0.0 if "🦊" in text else len(text)] * 3 for text in texts], np.float32)
+
+
+def test_texts_without_known_words_are_left_out_and_named(tmp_path: Path) -> None:
+    rows = [
+        Item(id="fox", text="🦊🦊"),
+        Item(id="both", text="🦊", image=grey(5)),
+        Item(id="words", text="a fox"),
+        Item(id="black", image=grey(0)),
+        Item(id="gone", text="a fox", image=tmp_path / "gone.png"),
+    ]
+    asked = [
+        Query(id="q0", text="🦊", positives=("words",)),
+        Query(id="q1", text="fox", positives=("words", "fox")),
+        Query(id="q2", text="🦊", image=grey(7), positives=("both",)),
+    ]
+    data = Collection(rows, {"train": asked})
+    found = encode_collection(data, Plain(), tmp_path / "run", identity="one", workers=2)
+    items, queries = found.vectors.items, found.vectors.queries
+    assert (list(items.ids), list(queries.ids)) == (["both", "words"], ["q1", "q2"])
+    assert (items.has_text.tolist(), items.has_image.tolist()) == ([False, True], [True, False])
+    assert (queries.has_text.tolist(), queries.has_image.tolist()) == ([True, False], [False, True])
+    assert found.vectors.pair_item.tolist() == [1, 0]
+    left = [(entry.kind, entry.id, entry.part) for entry in found.omitted]
+    assert sorted(left) == [
+        ("item", "black", "row"),
+        ("item", "both", "text"),
+        ("item", "fox", "row"),
+        ("item", "gone", "row"),
+        ("query", "q0", "row"),
+        ("query", "q2", "text"),
+    ]
+    assert found.skipped == 4
+    assert [e.why for e in found.omitted if e.id == "fox"] == [
+        "the text '🦊🦊' has no words this encoder knows (counting); put it in other words."
+    ]
+    again = encode_collection(data, Plain(), tmp_path / "run", identity="one", resume=True)
+    assert again.omitted == found.omitted and again.skipped == 4
+    for row in (rows[0], rows[1], asked[0]):
+        with pytest.raises(SiglumError, match=r"the text '🦊.*' has no words this encoder knows"):
+            encode_rows([row], Plain(), strict=True)
+    with pytest.raises(SiglumError, match="shows nothing this encoder can tell"):
+        encode_rows([rows[3]], Plain(), strict=True)
+
+
+def test_shards_remember_what_they_left_out(tmp_path: Path) -> None:
+    rows = [Item(id=f"x{i}", text="🦊" if i % 5 == 0 else f"item {i}") for i in range(30)]
+    data = Collection(rows, {"train": [Query(id="q", text="item", positives=("x1",))]})
+    for number in (2, 1):
+        encode_shard(data, Plain(), tmp_path / "parts", identity="one", shard=(number, 2))
+    joined = encode_collection(data, Plain(), tmp_path / "parts", identity="one", resume=True)
+    assert [entry.id for entry in joined.omitted] == ["x0", "x5", "x10", "x15", "x20", "x25"]
+    encode_collection(data, Plain(), tmp_path / "whole", identity="one")
+    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
+
+
+def test_a_pair_without_a_feature_is_left_out() -> None:
+    class Blind(Pairs):
+        def encode_pairs(self, texts: Sequence[str | None], pictures: Sequence[np.ndarray | None]) -> np.ndarray:
+            return np.array([[0.0 if text == "🦊" else 1.0] * 3 for text in texts], np.float32)
+
+    rows = [Item(id="a", text="🦊", image=grey(3)), Item(id="b", text="fox", image=grey(3))]
+    found, omitted = encode_some(rows, Blind(), strict=False)
+    assert list(found.ids) == ["b"] and found.has_text.all() and found.has_image.all()
+    assert {(entry.id, entry.part) for entry in omitted} == {("a", "row")}

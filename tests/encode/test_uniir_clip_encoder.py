@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
-import types
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +27,7 @@ from torch import Tensor
 from siglum.encode import uniir_clip
 from siglum.encode.base import Encoder
 from siglum.types import SiglumError
+from training_configuration import training_configuration
 
 transformers = pytest.importorskip("transformers")
 WIDTH, LAYERS, CONTEXT, PATCH, GRID, DIM, VOCABULARY = 128, 2, 77, 8, 3, 24, 54
@@ -138,24 +137,17 @@ def test_rows_do_not_depend_on_the_batch(checkpoint: str) -> None:
     assert_rows_do_not_depend_on_the_batch(uniir_clip.build(checkpoint), uniir_clip.build(checkpoint, batch_size=1))
 
 
-def _configuration(monkeypatch: pytest.MonkeyPatch) -> object:
-    """An object as omegaconf pickles it, made without that package."""
-    module = types.ModuleType("omegaconf.dictconfig")
-    cls = type("DictConfig", (), {"__module__": "omegaconf.dictconfig", "__qualname__": "DictConfig"})
-    module.DictConfig = cls  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "omegaconf", types.ModuleType("omegaconf"))
-    monkeypatch.setitem(sys.modules, "omegaconf.dictconfig", module)
-    found = cls()
-    found.content = {"seed": 1, "lists": [1, "two"]}  # type: ignore[attr-defined]
-    return found
-
-
 def test_a_training_configuration_beside_the_weights_is_passed_over(
     checkpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = Path(checkpoint)
     with monkeypatch.context() as patch:
-        save(path, STATE, config=_configuration(patch), optimizer={"state": {0: torch.zeros(3)}, "param_groups": []})
+        save(
+            path,
+            STATE,
+            config=training_configuration(patch),
+            optimizer={"state": {0: torch.zeros(3)}, "param_groups": []},
+        )
     assert uniir_clip.build(checkpoint).encode_texts(TEXTS).shape == (4, DIM)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from siglum.config import DecoderConfig
-from siglum.generate.decoder import CodeDecoder, State
+from siglum.generate.decoder import CodeDecoder, DecoderState
 from siglum.generate.t5 import Rows, dropout
 from siglum.types import SiglumError
 
@@ -20,15 +19,6 @@ CONFIG = DecoderConfig(
     d_model=16, d_ff=32, d_kv=4, heads=2, encoder_layers=1, decoder_layers=2, soft_tokens=3, dropout=0.1
 )
 SOFT_TOKENS = pytest.mark.parametrize("soft_tokens", [1, 3])
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Run tiny operations in one thread: several only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def make(soft_tokens: int = 3, seed: int = 0, **changes: object) -> CodeDecoder:
@@ -173,9 +163,6 @@ def test_only_what_a_lone_soft_token_leaves_without_effect_is_not_trained() -> N
         for parameter in fixed.values():
             parameter.normal_()
     assert torch.equal(decoder.joint_logits(query, codes), before)
-    assert decoder.parameter_count() - decoder.parameter_count(trained_only=True) == sum(
-        p.numel() for p in fixed.values()
-    )
 
 
 @SOFT_TOKENS
@@ -204,9 +191,10 @@ def test_dropout_zeroes_its_share_and_keeps_the_mean(share: float) -> None:
 def test_dropout_of_a_lone_key_switches_heads_off() -> None:
     attention = make(1, dropout=0.5).decoder.blocks[0].cross_attention.train()
     memory, x = torch.randn(2, 1, 16), torch.randn(2, 500, 16)
-    share, total = attention.keep(memory)
+    kept = attention.keep(memory)
+    share = kept.k
     possible = torch.stack([a * share[:, 0] + b * share[:, 1] for a in (0, 2) for b in (0, 2)], 1)
-    apart = attention.attend(x, (share, total))[:, :, None] - possible[:, None]
+    apart = attention.attend(x, kept)[:, :, None] - possible[:, None]
     nearest = apart.detach().abs().sum(-1).min(-1)
     assert float(nearest.values.max()) < 1e-4
     assert all(len(row.unique()) == 4 for row in nearest.indices)
@@ -283,6 +271,6 @@ def test_what_does_not_fit_is_refused() -> None:
 @pytest.mark.parametrize(("token", "level"), [(None, 1), (torch.zeros(2, dtype=torch.long), 0), (None, 4)])
 def test_a_step_out_of_order_is_refused(token: torch.Tensor | None, level: int) -> None:
     decoder, (query, _) = make(), batch(2)
-    state: State = decoder.start(query)
+    state: DecoderState = decoder.start(query)
     with pytest.raises(SiglumError, match="level"):
         decoder.step(state, token, level)

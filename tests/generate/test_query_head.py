@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from siglum import pipeline
 from siglum.config import DecoderConfig, FusionConfig, QueryConfig, RunConfig, SearchConfig, TokenizerConfig
 from siglum.data.vectors import load_vectors
 from siglum.files import read_json
@@ -23,7 +22,9 @@ from siglum.generate.query import BLENDS, QueryHead, fit_query_head, query_vecto
 from siglum.generate.store import load_query_head, save_decoder
 from siglum.generate.train import fit_decoder, new_decoder
 from siglum.log import NoLog, read_log
-from siglum.pipeline import RunFolder
+from siglum.measure.systems import open_systems
+from siglum.run import stages
+from siglum.run.folder import RunFolder
 from siglum.search.beam import search_items
 from siglum.search.retriever import Retriever
 from siglum.tokenize.train import Tokenizer, fit_tokenizer
@@ -259,10 +260,10 @@ def run(data: Vectors, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A whole run with a query head of two towers; read it, never write to it."""
     found = RunFolder(tmp_path_factory.mktemp("head"))
     found.write_config(CONFIG)
-    pipeline.take_vectors(found, data)
-    pipeline.make_tokenizer(found)
-    pipeline.make_decoder(found)
-    pipeline.make_index(found, keep_vectors=True)
+    stages.take_vectors(found, data)
+    stages.make_tokenizer(found)
+    stages.make_decoder(found)
+    stages.make_index(found, keep_vectors=True)
     return found
 
 
@@ -281,7 +282,7 @@ def test_a_run_asks_with_adapted_vectors_and_codes_items_with_plain_ones(run: Ru
 
     some = np.arange(350, 360)
     hits = retriever.search_features(data.queries.rows(some), k=10)
-    wanted = search_items(retriever.scorer(), retriever.index, asked[some], beam=20, k=10)
+    wanted = search_items(retriever.engine.scorer(retriever.config), retriever.index, asked[some], beam=20, k=10)
     ids = list(retriever.index.ids)
     assert [[hit.item_id for hit in row] for row in hits] == [[ids[p] for p in row.position] for row in wanted]
     retriever.head = None
@@ -296,16 +297,16 @@ def test_a_run_asks_with_adapted_vectors_and_codes_items_with_plain_ones(run: Ru
 
 
 def test_scan_and_geometry_keep_the_plain_vector(run: RunFolder, data: Vectors) -> None:
-    systems = pipeline.open_systems(run)
+    systems = open_systems(run)
     tokenizer, head = systems.retriever.tokenizer, systems.retriever.head
     plain, asked = (query_vectors(tokenizer, part, data.queries, "cpu") for part in (None, head))
     for ranker in (systems.scan, systems.geometry):
         assert torch.equal(ranker.query_MD, plain)
-    assert torch.equal(systems.query_MD, plain)
+    assert torch.equal(systems.coded.query_MD, plain)
     assert systems.own is not None and torch.equal(systems.own.query_MD, asked)
     item = embed(tokenizer.fusion, data.items, "cpu")
-    assert torch.equal(systems.item_ND, item)
-    torch.testing.assert_close(systems.scan.item_ND, tokenizer.quantizer.decode(systems.codes_NT).detach())
+    assert torch.equal(systems.coded.item_ND, item)
+    torch.testing.assert_close(systems.scan.item_ND, tokenizer.quantizer.decode(systems.coded.codes_NT).detach())
 
 
 def test_a_saved_retriever_keeps_its_head(run: RunFolder, data: Vectors, tmp_path: Path) -> None:
@@ -322,12 +323,12 @@ def test_a_killed_run_resumes_to_the_same_bytes(run: RunFolder, tmp_path: Path, 
     cut = RunFolder(tmp_path / "cut")
     shutil.copytree(run.root, cut.root, ignore=shutil.ignore_patterns("3-decoder", "log.jsonl"))
     with pytest.raises(KeyboardInterrupt):
-        pipeline.make_decoder(cut, log=Notes(kill))
+        stages.make_decoder(cut, log=Notes(kill))
     with pytest.raises(SiglumError, match="no finished decoder stage"):
         Retriever.load(cut.root)
-    pipeline.make_decoder(cut, resume=True)
+    stages.make_decoder(cut, resume=True)
     for name in ("query.safetensors", "decoder.safetensors", "stage.json"):
         assert (cut.decoder / name).read_bytes() == (run.decoder / name).read_bytes(), name
-    stages = {record["stage"] for record in read_log(run.root / "log.jsonl")}
-    assert stages == {"fusion", "query1", "query2", "decoder"}
+    logged = {record["stage"] for record in read_log(run.root / "log.jsonl")}
+    assert logged == {"fusion", "query1", "query2", "decoder"}
     assert load_vectors(cut.vectors)[1] == load_vectors(run.vectors)[1]

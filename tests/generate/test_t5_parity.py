@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,15 +18,6 @@ transformers = pytest.importorskip("transformers")
 SIZES = (3, 11, 7, 20, 5)
 SMALL = DecoderConfig(d_model=24, d_ff=40, d_kv=5, heads=3, encoder_layers=2, decoder_layers=2, soft_tokens=4)
 T5_SMALL = DecoderConfig(encoder_layers=2, decoder_layers=2, soft_tokens=3)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Run tiny operations in one thread: several only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def reference(config: DecoderConfig) -> torch.nn.Module:

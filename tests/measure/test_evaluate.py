@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from siglum.config import SearchConfig
 from siglum.index import Index
-from siglum.measure.evaluate import BeamRanker, FlatRanker, evaluate_systems, qrels_of_task, run_of_task, union_rows
-from siglum.search.scorers import OracleScorer
+from siglum.measure.evaluate import evaluate_systems, qrels_of_task, run_of_task, union_rows
+from siglum.measure.rankers import BeamRanker, FlatRanker
+from siglum.search.engine import Engine
 from siglum.types import Task, Vectors
 
 
@@ -68,7 +70,8 @@ def test_a_wide_beam_and_a_scan_give_one_ranking(vectors: Vectors, make_system) 
     rows = np.random.default_rng(0).permutation(300)[:40]
     rebuilt = torch.zeros(300, 6)
     rebuilt[torch.as_tensor(rows)] = system.reconstructions()
-    beam = BeamRanker(OracleScorer(system.codebooks), system.index, rows, system.query, beam=40, batch_size=2)
+    engine = Engine(system.codebooks, None, system.index)
+    beam = BeamRanker(engine, rows, system.query, SearchConfig(scorer="oracle", beam=40, batch_size=2))
     scan = FlatRanker(system.query, rebuilt)
     for pool in (rows, np.sort(rows), rows[5:20], rows[:1]):
         for left, right in zip(
@@ -80,7 +83,8 @@ def test_a_wide_beam_and_a_scan_give_one_ranking(vectors: Vectors, make_system) 
 
 def test_a_query_without_results_is_a_miss(vectors: Vectors) -> None:
     index = Index.build(["a"], np.array([[0]]), (1,), "tok")
-    blind = BeamRanker(OracleScorer([torch.ones(1, 2)]), index, np.array([0]), torch.ones(400, 2), beam=1)
+    engine = Engine([torch.ones(1, 2)], None, index)
+    blind = BeamRanker(engine, np.array([0]), torch.ones(400, 2), SearchConfig(scorer="oracle", beam=1))
     task = Task("t", "test", np.array([0, 1]), np.array([5, 6]), [np.array([5]), np.array([6])])
     found = evaluate_systems(vectors, [task], {"blind": blind}, union=False)
     assert found.runs["t", "blind"] == {"q0": [], "q1": []}

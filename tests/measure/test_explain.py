@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from xml.etree import ElementTree
+from typing import Any
+from xml.etree.ElementTree import Element
 
 import numpy as np
 import pytest
@@ -13,11 +14,13 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+import slow_search as reference
+from markup import all_said, parse, said
 from siglum.config import SearchConfig
 from siglum.index import Index
 from siglum.measure.explain import Explanation, Level, explain, follow, record_of, tell
-from siglum.measure.tree import WIDTH, draw_tree, render_explanation
-from siglum.search import reference
+from siglum.measure.tails import fold_tail, name_group
+from siglum.pages.tree import WIDTH, render_explanation
 from siglum.search.beam import beam_search
 from siglum.search.lookahead import build_lookahead
 from siglum.search.retriever import Retriever
@@ -228,25 +231,57 @@ def fallen(make_system) -> Explanation:
     return next(one for one in every if one.fall is not None and one.fall is not one.levels[-1])
 
 
+@given(seed=SEEDS, beam=st.integers(1, 12), target=st.integers(0, 59))
+def test_only_levels_below_a_prefix_of_one_item_are_folded(make_system, seed: int, beam: int, target: int) -> None:
+    one = explained(followed(make_system(seed, items=60), "fused", target, beam, first=1), f"x{target}", beam)
+    groups = fold_tail(one)
+    assert [level for group in groups for level in group] == list(one.levels)
+    told = [group[-1] for group in groups]
+    assert one.levels[-1] in told and (one.fall is None or one.fall in told)
+    for group in groups:
+        if len(group) > 1:
+            assert all(one.levels[one.levels.index(level) - 1].target.items == 1 for level in group)
+    alone = [level for level in one.levels if level.target.items == 1]
+    assert len([group for group in groups if group[-1] in alone]) <= 3  # the first, up to the fall, and below it
+
+
+def test_folded_levels_are_named_by_their_ends(make_system) -> None:
+    levels = followed(make_system(0), "fused", 3, 4, first=1)
+    assert (name_group(levels[:1]), name_group(levels[:3]), name_group(levels[2:3])) == ("M", "M–2", "2")
+
+
+def page_of(*given: Any) -> Element:
+    return parse(render_explanation(*given))
+
+
 @settings(max_examples=15)
 @given(seed=SEEDS, beam=st.integers(1, 12), target=st.integers(0, 59))
-def test_the_tree_has_a_line_for_every_box_and_keeps_within_its_width(
+def test_the_tree_has_a_box_for_every_prefix_told_and_keeps_within_its_width(
     make_system, seed: int, beam: int, target: int
 ) -> None:
     one = explained(followed(make_system(seed, items=60), "fused", target, beam, first=1), f"x{target}", beam)
-    svg = ElementTree.fromstring(draw_tree(one, {"x0": "<g/>"}))
+    page, groups = page_of(one, Query(id="q"), {}, "run"), fold_tail(one)
+    svg = page.find(".//figure/svg")
+    assert svg is not None
     boxes = [group for group in svg.iter("g") if group.find("rect") is not None]
-    lines = [path for path in svg.iter("path") if "line" in path.get("class", "")]
-    wanted = [{p.codes for p in (*level.best[:3], level.last, level.target)} for level in one.levels]
-    assert len(boxes) == len(lines) == sum(map(len, wanted))
+    lines = [path.attrib["class"].split()[1] for path in svg.iter("path") if "line" in path.attrib["class"].split()]
+    wanted = [{p.codes for p in (*group[-1].best[:3], group[-1].last, group[-1].target)} for group in groups]
+    assert len(boxes) == sum(map(len, wanted))
+    folded = any(len(group) > 1 for group in groups)
+    assert len(lines) == len(boxes) or (folded and len(lines) < len(boxes))
     for box in boxes:
         rect = box.find("rect")
-        assert float(rect.get("x")) + float(rect.get("width")) <= WIDTH
+        assert rect is not None
+        assert float(rect.attrib["x"]) + float(rect.attrib["width"]) <= WIDTH
     kinds = [box.get("class") for box in boxes if box.get("class") != "other"]
-    assert kinds == ["mine" if level.target.kept else "fell" if level is one.fall else "out" for level in one.levels]
-    words = "".join(svg.itertext())
+    assert kinds == ["mine" if g[-1].target.kept else "fell" if g[-1] is one.fall else "out" for g in groups]
+    assert [kind for kind in lines if kind != "other"] == kinds  # the target's way is whole
+    words = said(svg)
     assert ("falls here" in words) == (one.fall is not None)
     assert (f"✓ rank {one.rank}" in words) == (one.fall is None)
+    table = next(table for table in page.iter("table") if said(table.find("caption")).startswith("The target on"))
+    assert [said(head) for head in table.iter("th") if head.get("scope") == "row"] == [*map(name_group, groups)]
+    assert len(list(page.iter("details"))) == len(groups)
 
 
 def test_the_page_stands_alone(fallen: Explanation) -> None:
@@ -254,21 +289,22 @@ def test_the_page_stands_alone(fallen: Explanation) -> None:
     items = {name: Item(id=name, text=f"<{name}> & more") for name in fallen.levels[0].best[0].examples}
     items |= {fallen.target: Item(id=fallen.target, image=red), "x99": Item(id="x99", image="no-such-file.png")}
     query = Query(id="q1", text="a <red> dog", image=red, instruction="Find it.")
-    page = render_explanation(fallen, query, items, "run <one>")
-    assert page == render_explanation(fallen, query, dict(items), "run <one>")
-    assert not re.search(r"https?:|src=|url\(|<script|@import", page)
-    assert page.count("data:image/png;base64,") == 2
-    assert "Find it. a &lt;red&gt; dog" in page and "<red>" not in page
-    assert "run &lt;one&gt;" in page
-    for sentence in tell(fallen):
-        assert sentence in page
-    assert "prefers-color-scheme:dark" in page and "width=device-width" in page
-    assert page.count("<details open>") == 1
-    used = set(re.findall(r'href="#(picture\d+)"', page))
-    assert used == set(re.findall(r'id="(picture\d+)"', page)) == {"picture0", "picture1"}
+    text = render_explanation(fallen, query, items, "run <one>")
+    assert text == render_explanation(fallen, query, dict(items), "run <one>")
+    assert not re.search(r"https?:|src=|url\(|<script|@import", text)
+    page = parse(text)
+    pictures = {one.attrib["id"]: one.attrib["href"] for one in page.iter("image")}
+    assert set(pictures) == {"picture0", "picture1"}
+    assert all(data.startswith("data:image/jpeg;base64,") for data in pictures.values())
+    assert {one.attrib["href"] for one in page.iter("use")} == {f"#{name}" for name in pictures}
+    assert "Find it. a <red> dog" in all_said(page, "p") and all_said(page, "h1") == ["run <one>"]
+    assert " ".join(all_said(page, "p", "finding") + all_said(page, "p", "lead")) == " ".join(tell(fallen))
+    assert "prefers-color-scheme: dark" in text and "width=device-width" in text
+    opened = [said(one.find("summary")) for one in page.iter("details") if "open" in one.attrib]
+    assert fallen.fall is not None and opened == [f"Level {fallen.fall.level}"]
 
 
 def test_the_page_needs_no_items(fallen: Explanation) -> None:
-    page = render_explanation(fallen, Query(id="q1"), {}, "run")
-    assert "<image" not in page and "foreignObject" not in page
-    assert fallen.target in page and "q1" in page
+    page = page_of(fallen, Query(id="q1"), {}, "run")
+    assert not {"image", "foreignObject"} & {one.tag for one in page.iter()}
+    assert fallen.target in said(page) and "q1" in all_said(page, "span", "id")

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import slow_search as reference
 from siglum.measure import retention as module
 from siglum.measure.prefixes import Prefixes, walk
-from siglum.measure.retention import Asked, LevelQuantities, retention, survey
+from siglum.measure.retention import LevelQuantities, QueryBatch, retention, survey
 from siglum.measure.survival import beam_survival, token_survival
-from siglum.search import reference
 from siglum.search.lookahead import LookAhead
 from siglum.search.scorers import DecoderScorer, GeometryScorer, OracleScorer
 from siglum.types import SiglumError
@@ -58,7 +58,7 @@ def test_quantities_equal_loops_over_prefixes(make_system, seed: int, beam: int,
     system = make_system(seed)
     books, item, query, target = whole(system, seed)
     codes = [tuple(row) for row in system.codes.tolist()]
-    asked = Asked(books, 1, torch.as_tensor(system.codes), item, query, target)
+    asked = QueryBatch(books, 1, torch.as_tensor(system.codes), item, query, target)
     found = retention(asked, beam=beam, tau=TAU, chunk=chunk)
     assert [(one.level, one.size) for one in found] == [(0, 3), (1, 4), (2, 5), (3, 4)]
     for level, one in enumerate(found):
@@ -82,7 +82,7 @@ def test_token_survival_is_that_of_the_tokenizer(make_system, seed: int, beam: i
     system = make_system(seed)
     books, item, query, target = whole(system, seed)
     codes = torch.as_tensor(system.codes)
-    found = retention(Asked(books, 1, codes, item, query, target), beam=beam, tau=TAU)
+    found = retention(QueryBatch(books, 1, codes, item, query, target), beam=beam, tau=TAU)
     assert [one.token_survived_Q.mean() for one in found] == pytest.approx(
         token_survival(query, codes[target], books, beam)
     )
@@ -96,7 +96,7 @@ def test_rungs_are_real_beam_searches(make_system, seed: int, beam: int) -> None
     books, item, query = [book.float() for book in books], item.float(), query.float()
     rows = system.index.rows([f"x{int(t)}" for t in target])
     ahead = {"look-ahead": (GeometryScorer(books, 0.0), LookAhead(books, 1.0))}
-    asked = Asked(books, 1, torch.as_tensor(system.codes), item, query, target)
+    asked = QueryBatch(books, 1, torch.as_tensor(system.codes), item, query, target)
     rungs = survey(asked, beam=beam, tau=TAU, beams=ahead, chunk=3).rungs
     assert [rung.name for rung in rungs] == ["teacher", "oracle", "geometry", "look-ahead"]
     for rung, scorer in ((rungs[1], OracleScorer(books)), (rungs[2], GeometryScorer(books))):
@@ -126,7 +126,7 @@ def test_eps_over_all_prefixes_equals_a_loop(make_system, seed: int, chunk: int,
     system = make_system(seed, items=12, queries=3)
     item, target, omega = torch.randn(12, 6, generator=torch.Generator().manual_seed(seed)), torch.arange(3), 3.0
     decoder, bias = DecoderScorer(system.decoder, normalisation), GeometryScorer(system.codebooks, omega)
-    asked = Asked(system.codebooks, 1, torch.as_tensor(system.codes), item, system.query, target)
+    asked = QueryBatch(system.codebooks, 1, torch.as_tensor(system.codes), item, system.query, target)
     found = survey(asked, beam=2, tau=TAU, decoder=decoder, bias=bias, chunk=chunk).levels
     codes = [tuple(row) for row in system.codes.tolist()]
     for q, query in enumerate(system.query):
@@ -157,7 +157,7 @@ def test_eps_over_followed_prefixes_says_what_it_leaves_out(make_system, seed: i
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "FULL", 3)
         patch.setattr(module, "TOP", 1)
-        asked = Asked(system.codebooks, 0, torch.as_tensor(system.codes), item, system.query, target)
+        asked = QueryBatch(system.codebooks, 0, torch.as_tensor(system.codes), item, system.query, target)
         found = retention(asked, beam=2, tau=TAU, decoder=system.decoder)
     assert [one.eps_scope for one in found] == ["full", "full", module.SCOPE, module.SCOPE]
     for q, query in enumerate(system.query):
@@ -178,7 +178,7 @@ def test_eps_over_followed_prefixes_says_what_it_leaves_out(make_system, seed: i
 def test_results_do_not_depend_on_the_chunk(make_system) -> None:
     system = make_system(3, items=80, sizes=(3, 6, 6, 6), queries=11)
     item = torch.randn(80, 6, generator=torch.Generator().manual_seed(3))
-    asked = Asked(system.codebooks, 1, torch.as_tensor(system.codes), item, system.query, torch.arange(11))
+    asked = QueryBatch(system.codebooks, 1, torch.as_tensor(system.codes), item, system.query, torch.arange(11))
     runs = [retention(asked, beam=3, tau=0.05, decoder=system.decoder, omega=2.0, chunk=chunk) for chunk in (1, 4, 64)]
     for levels in zip(*runs, strict=True):
         for name in (field.name for field in fields(LevelQuantities) if field.name.endswith("_Q")):
@@ -200,7 +200,7 @@ def test_a_walk_gives_the_log_probability_of_every_leaf(make_system) -> None:
 def test_a_decoder_may_be_asked_with_other_vectors(make_system) -> None:
     system = make_system(2, queries=3)
     item = torch.randn(24, 6, generator=torch.Generator().manual_seed(2))
-    asked = Asked(system.codebooks, 1, torch.as_tensor(system.codes), item, system.query, torch.arange(3))
+    asked = QueryBatch(system.codebooks, 1, torch.as_tensor(system.codes), item, system.query, torch.arange(3))
     plain = retention(asked, beam=2, tau=TAU, decoder=system.decoder)
     other = retention(replace(asked, asked_QD=-system.query), beam=2, tau=TAU, decoder=system.decoder)
     assert not np.allclose(plain[-1].eps_Q, other[-1].eps_Q)
@@ -210,7 +210,7 @@ def test_a_decoder_may_be_asked_with_other_vectors(make_system) -> None:
 def test_where_the_beam_holds_all_prefixes_the_margin_is_the_target_s_mass(make_system) -> None:
     system = make_system(0)
     item = torch.randn(24, 6, generator=torch.Generator().manual_seed(0))
-    asked = Asked(system.codebooks, 1, torch.as_tensor(system.codes), item, system.query, torch.arange(3))
+    asked = QueryBatch(system.codebooks, 1, torch.as_tensor(system.codes), item, system.query, torch.arange(3))
     for one in retention(asked, beam=24, tau=TAU):
         assert one.survived_Q.all() and (one.m_Q > 0).all()
 
@@ -232,4 +232,4 @@ def test_bad_input_is_refused(make_system, change: dict[str, float], said: str) 
     item = torch.zeros(24, 6)
     vectors = (system.codebooks, 1, torch.as_tensor(system.codes), item, system.query[:queries], target)
     with pytest.raises(SiglumError, match=said):
-        retention(Asked(*vectors), **options)
+        retention(QueryBatch(*vectors), **options)

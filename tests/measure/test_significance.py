@@ -11,7 +11,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from siglum.measure.significance import paired_randomisation, two_sample
+from siglum.measure import significance
+from siglum.measure.significance import Bootstrap, draw_clusters, interval, paired_randomisation, two_sample
 from siglum.types import SiglumError
 
 SAMPLE = st.lists(st.floats(-100, 100), min_size=2, max_size=8)
@@ -149,3 +150,44 @@ def test_wrong_input_is_refused() -> None:
         paired_randomisation(a, {"p": math.nan, "q": 1.0})
     with pytest.raises(SiglumError, match="rounds is 0"):
         paired_randomisation(a, a, rounds=0)
+
+
+def test_the_interval_covers_the_true_difference() -> None:
+    rng, covered = np.random.default_rng(0), 0
+    for _ in range(60):
+        easy = rng.random((1, 150)) < 0.5  # queries are hard or easy for both, which pairing takes out
+        left, right = (easy & (rng.random((2, 150)) < chance) for chance in (0.9, 0.7))
+        gap_SQ = left.astype(float) - right
+        found = interval(Bootstrap(range(150), rounds=400).means(gap_SQ).mean(1))
+        assert found["low"] <= found["mean"] <= found["high"]
+        assert found["mean"] == pytest.approx(left.mean() - right.mean())
+        covered += found["low"] <= 0.1 <= found["high"]
+    assert covered >= 51  # 57 expected
+
+
+def test_the_bootstrap_is_the_same_each_time_and_paired() -> None:
+    left, right = np.random.default_rng(0).random((2, 3, 50))
+    drawn = Bootstrap(range(50), rounds=100, seed=3)
+    assert (drawn.means(left) == Bootstrap(range(50), rounds=100, seed=3).means(left)).all()
+    assert (drawn.means(left) != Bootstrap(range(50), rounds=100, seed=4).means(left)).any()
+    np.testing.assert_allclose(drawn.means(left) - drawn.means(right), drawn.means(left - right))
+    assert interval(drawn.means(np.full((1, 50), 0.25))[:, 0]) == pytest.approx(
+        {"mean": 0.25, "low": 0.25, "high": 0.25}
+    )
+
+
+def test_queries_of_a_cluster_are_drawn_together() -> None:
+    clusters = ["b", "a", "a", "c", "b"]
+    value_Q = np.array([1.0, 2.0, 4.0, 8.0, 16.0])
+    found = Bootstrap(clusters, rounds=50).means(value_Q[None])[:, 0]
+    member_Q = np.array([1, 0, 0, 2, 1])
+    many_RQ = np.concatenate([np.ones((1, 5)), *(block[:, member_Q] for block in draw_clusters(member_Q, 50))])
+    np.testing.assert_allclose(found, (many_RQ * value_Q).sum(1) / many_RQ.sum(1))
+
+
+def test_blocks_of_draws_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    member_Q = np.arange(30) // 3
+    (whole,) = draw_clusters(member_Q, 100, seed=5)
+    monkeypatch.setattr(significance, "CELLS", 30 * 7)
+    parts = list(draw_clusters(member_Q, 100, seed=5))
+    assert len(parts) == 15 and (np.concatenate(parts) == whole).all()

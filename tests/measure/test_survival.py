@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import slow_search as reference
 from siglum.measure.survival import beam_survival, token_survival
-from siglum.search import reference
 from siglum.search.scorers import GeometryScorer, OracleScorer
 
 SEEDS = st.integers(0, 10_000)

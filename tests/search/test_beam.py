@@ -10,9 +10,10 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+import slow_search as reference
 from siglum.index import Index
-from siglum.search import reference
-from siglum.search.beam import Ranking, as_hits, beam_search, best_per_query, search_items
+from siglum.search.beam import Ranking, beam_search, best_per_query, search_items
+from siglum.search.hits import as_hits
 from siglum.search.scorers import DecoderScorer, GeometryScorer, OracleScorer, Scorer, SumScorer
 from siglum.types import SiglumError
 

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from siglum.config import SearchConfig
 from siglum.generate.decoder import CodeDecoder
-from siglum.pipeline import RunFolder, open_systems
-from siglum.search.fast import FastSearch
-from siglum.search.fast.linear import FeedInt8, Packed, RowInt8, activation_type, build_feed_forward, build_linear
+from siglum.measure.systems import open_systems
+from siglum.run.folder import RunFolder
+from siglum.search.ragged import FastSearch
+from siglum.search.ragged.linear import FeedInt8, Packed, RowInt8, activation_type, build_feed_forward, build_linear
 from siglum.types import SiglumError
 
 SEEDS = st.integers(0, 10_000)

@@ -96,3 +96,14 @@ def test_what_look_ahead_cannot_go_with_is_refused(wrong: dict) -> None:
     with pytest.raises(SiglumError, match=r"look-ahead"):
         build_lookahead(SearchConfig(lookahead=True, **wrong), [])
     assert build_lookahead(SearchConfig(**wrong), []) is None
+
+
+@given(seed=SEEDS, queries=st.integers(1, 3), rows=st.integers(1, 300), ranges=st.integers(1, 6))
+def test_the_potential_of_a_range_is_its_highest_score(seed: int, queries: int, rows: int, ranges: int) -> None:
+    rng = np.random.default_rng(seed)
+    gain = rng.normal(size=(queries, rows)).astype(np.float32)
+    ends = [np.unique(rng.integers(0, rows + 1, 2 * ranges)) for _ in range(queries)]
+    places = [(query, lo, hi) for query, own in enumerate(ends) for lo, hi in zip(own, own[1:], strict=False)][::2]
+    if places:
+        best = Potential(gain).best(*np.array(places).T)
+        assert best.tolist() == [float(gain[query, lo:hi].max()) for query, lo, hi in places]

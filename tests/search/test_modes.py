@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from siglum.config import SearchConfig
-from siglum.data.world import World
 from siglum.index import Index
-from siglum.measure.evaluate import BeamRanker
+from siglum.lab.world.collection import World
+from siglum.measure.rankers import BeamRanker, geometry_alone
 from siglum.search.beam import search_items
-from siglum.search.fast import FastSearch
+from siglum.search.engine import Engine
+from siglum.search.ragged import FastSearch
 from siglum.search.retriever import Retriever
-from siglum.search.scorers import GeometryScorer, build_scorer
+from siglum.search.scorers import build_scorer
 from siglum.types import SiglumError
 
 SEEDS = st.integers(0, 10_000)
@@ -47,8 +48,8 @@ def test_renormalised_equals_normalisation_children(make_system, seed: int, beam
 def test_forced_codes_are_free(make_system, monkeypatch: pytest.MonkeyPatch) -> None:
     system = make_system(0, items=30, sizes=(3, 40, 40, 40, 40))
     engine, rows = engine_of(system, "renormalised", beam=10), []
-    run = type(engine._network).run
-    monkeypatch.setattr(type(engine._network), "run", lambda self, ids, *rest: rows.append(len(ids)) or run(self, ids, *rest))  # fmt: skip # noqa: E501
+    run = type(engine.network).run
+    monkeypatch.setattr(type(engine.network), "run", lambda self, ids, *rest: rows.append(len(ids)) or run(self, ids, *rest))  # fmt: skip # noqa: E501
     engine.search(system.query, k=5)
     renormalised = sum(rows)
     rows.clear()
@@ -157,10 +158,15 @@ def test_the_reference_scorer_of_mode_renormalised_normalises_over_children(make
 
 def test_a_baseline_beside_a_search_in_bf16_is_ranked_all_the_same(make_system) -> None:
     system = make_system(0)
-    rows = np.arange(len(system.codes))
-    for config in (SearchConfig(precision="bf16"), SearchConfig(engine="fast"), SearchConfig(mode="scan")):
-        ranker = BeamRanker(GeometryScorer(system.codebooks), system.index, rows, system.query, 5, config=config)
-        plain = BeamRanker(GeometryScorer(system.codebooks), system.index, rows, system.query, 5)
+    rows, engine = np.arange(len(system.codes)), Engine(system.codebooks, system.decoder, system.index)
+    plain = BeamRanker(engine, rows, system.query, SearchConfig(scorer="geometry", beam=5))
+    for config in (
+        SearchConfig(beam=5, precision="bf16"),
+        SearchConfig(beam=5, engine="fast"),
+        SearchConfig(beam=5, mode="scan"),
+        SearchConfig(beam=5, leaf_order="dense", lookahead=True, zscore=True),
+    ):
+        ranker = BeamRanker(engine, rows, system.query, geometry_alone(config))
         for one, other in zip(ranker.rank(rows[:2], rows, 3), plain.rank(rows[:2], rows, 3), strict=True):
             assert one.position.tolist() == other.position.tolist()
 

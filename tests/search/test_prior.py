@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from siglum.config import SearchConfig, from_dict
 from siglum.search.beam import Beams, beam_search, search_items
+from siglum.search.prior import PriorTable
+from siglum.search.query import EncodedQuery
 from siglum.search.scorers import DecoderScorer, GeometryScorer, PriorScorer, Scorer, SumScorer, build_scorer
 from siglum.types import SiglumError
 
@@ -39,7 +41,7 @@ def test_scores_along_a_path_add_up_to_minus_the_weighted_log_probability(
 ) -> None:
     system = make_system(seed, queries=24)
     codes, rows, scorer = torch.as_tensor(system.codes), torch.arange(24), PriorScorer(system.decoder, weight)
-    state, total = scorer.begin(system.query), torch.zeros(24)
+    state, total = scorer.begin(EncodedQuery.of(system.query)), torch.zeros(24)
     for level in range(codes.shape[1]):
         total += scorer.score(state, level, rows, codes[:, level])
         if level + 1 < codes.shape[1]:
@@ -128,3 +130,23 @@ def test_a_decoder_that_never_saw_an_empty_query_has_no_prior(make_system) -> No
     assert build_scorer(SearchConfig(scorer="geometry", prior=1.0), system.codebooks, system.decoder)
     with pytest.raises(SiglumError, match=r"SearchConfig\.prior is -1\.0, but must be at least 0"):
         from_dict(SearchConfig, {"prior": -1.0})
+
+
+@settings(max_examples=10)
+@given(seed=SEEDS, level=st.integers(0, 3))
+def test_a_table_keeps_what_it_was_told_and_fills_in_the_rest(make_system, seed: int, level: int) -> None:
+    system = make_system(seed)
+    wanted = believed(system).numpy()[system.index.order]
+    table = PriorTable(system.index)
+    assert not table.known(np.arange(len(system.index)), 3).any()
+    told = np.array([2, 5])
+    table.put(told, level, np.full((2, 4 - level), -7.0))
+    assert table.known(told, level).all()
+    assert not table.known(told, level - 1).any()
+    assert not table.complete
+    table.fill(system.decoder)
+    assert table.complete
+    codes = system.index.codes()
+    taken = (codes[:, None] == codes[told]).all(2).any(1) if level == 0 else np.zeros(len(codes), bool)
+    np.testing.assert_allclose(table.log_p_NL[~taken].sum(1), wanted[~taken], atol=TOLERANCE)
+    assert (table.log_p_NL[told[taken[told] & (system.index.shared[told] < 4)]] == -7.0).all()

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from siglum.search.reference import decoder_score, fused_score, geometry_score, oracle_score, reference_search
+from slow_search import decoder_score, fused_score, geometry_score, oracle_score, reference_search
 
 
 def test_a_narrow_beam_loses_what_a_wide_one_finds() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from siglum.config import SearchConfig
 from siglum.search.beam import search_items
+from siglum.search.query import EncodedQuery
 from siglum.search.scorers import (
     DecoderScorer,
     GeometryScorer,
@@ -25,7 +26,7 @@ SEEDS = st.integers(0, 10_000)
 
 def along(scorer: Scorer, query_QD: torch.Tensor, codes_QL: torch.Tensor) -> torch.Tensor:
     """Return the score of every step along one path a query (Q, L)."""
-    state, rows, steps = scorer.begin(query_QD), torch.arange(len(query_QD)), []
+    state, rows, steps = scorer.begin(EncodedQuery.of(query_QD)), torch.arange(len(query_QD)), []
     for level in range(codes_QL.shape[1]):
         steps.append(scorer.score(state, level, rows, codes_QL[:, level]))
         state = scorer.advance(state, level, rows, codes_QL[:, level])
@@ -108,11 +109,11 @@ def test_children_share_their_parents_probability(make_system) -> None:
     system = make_system(0)
     scorer = DecoderScorer(system.decoder, "children")
     parent, token = torch.tensor([0, 0, 1, 2, 2, 2]), torch.tensor([0, 2, 1, 0, 1, 2])
-    scores = scorer.score(scorer.begin(system.query), 0, parent, token)
+    scores = scorer.score(scorer.begin(EncodedQuery.of(system.query)), 0, parent, token)
     close(torch.zeros(3).index_add_(0, parent, scores.exp()), torch.ones(3))
     assert float(scores[2].detach()) == 0.0
     level = DecoderScorer(system.decoder)
-    free = level.score(level.begin(system.query), 0, parent, token)
+    free = level.score(level.begin(EncodedQuery.of(system.query)), 0, parent, token)
     close(scores[0] - scores[1], free[0] - free[1])
 
 
@@ -159,4 +160,4 @@ def test_unknown_names_and_a_missing_decoder_are_refused(make_system) -> None:
     with pytest.raises(SiglumError, match="needs a trained decoder"):
         build_scorer(SearchConfig(), system.codebooks, None)
     with pytest.raises(SiglumError, match="level, joint, children"):
-        DecoderScorer(system.decoder, "global").begin(system.query)
+        DecoderScorer(system.decoder, "global").begin(EncodedQuery.of(system.query))

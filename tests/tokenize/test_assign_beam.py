@@ -14,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from siglum import pipeline
 from siglum.config import FusionConfig, RunConfig, TokenizerConfig, from_dict
 from siglum.data.vectors import load_vectors
 from siglum.fuse.contrastive import embed
-from siglum.pipeline import RunFolder
+from siglum.measure.systems import open_systems
+from siglum.run import stages
+from siglum.run.folder import RunFolder
 from siglum.search.retriever import Retriever
 from siglum.tokenize.rq import ResidualQuantizer
 from siglum.types import SiglumError, Vectors
@@ -132,9 +133,9 @@ def run(tmp_path: Path, make_vectors) -> RunFolder:
             tokenizer=TokenizerConfig(vocab=(8, 8, 8), epochs=0, train_fusion=False, assign_beam=6),
         )
     )
-    pipeline.take_vectors(found, make_vectors(image_dim=12, text_dim=12))
-    pipeline.make_tokenizer(found)
-    pipeline.make_index(found)
+    stages.take_vectors(found, make_vectors(image_dim=12, text_dim=12))
+    stages.make_tokenizer(found)
+    stages.make_index(found)
     return found
 
 
@@ -151,5 +152,5 @@ def test_the_index_and_items_added_to_it_have_the_codes_of_the_beam(run: RunFold
     retriever.remove(vectors.items.ids[:200])
     retriever.add(vectors.items.rows(np.arange(200)))
     assert np.array_equal(retriever.index.codes_of(vectors.items.ids), codes.numpy())
-    systems = pipeline.open_systems(run)
-    assert torch.equal(systems.codes_NT, codes)
+    systems = open_systems(run)
+    assert torch.equal(systems.coded.codes_NT, codes)

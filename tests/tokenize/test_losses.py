@@ -278,7 +278,7 @@ def small_quantizer(update: Any, **options: Any) -> ResidualQuantizer:
     quantizer = ResidualQuantizer(config, 5)
     generator = torch.Generator().manual_seed(0)
     rows = torch.nn.functional.normalize(torch.randn(60, 5, generator=generator), dim=-1)
-    quantizer.initialise(rows, torch.arange(60) % 3, generator)
+    quantizer.fit(rows, torch.arange(60) % 3, generator)
     return quantizer
 
 

@@ -97,7 +97,7 @@ def test_negatives_of_one_modality_are_what_the_fusion_config_asks_for() -> None
     generator = torch.Generator().manual_seed(0)
     rows = torch.nn.functional.normalize(torch.randn(3, 30, 5, generator=generator), dim=-1)
     kinds = torch.arange(30) % 3
-    quantizer.initialise(rows[0], kinds, generator)
+    quantizer.fit(rows[0], kinds, generator)
     query, target = rows[1, :9].clone().requires_grad_(), rows[2, :9].clone().requires_grad_()
 
     def losses(pick: Tensor, negatives: Any) -> dict[str, Tensor]:

@@ -42,7 +42,7 @@ def quantizer_of(
     modality: ModalityCode = "metadata", vocab: tuple[int, ...] = (8, 12, 16), **options: Any
 ) -> ResidualQuantizer:
     quantizer = ResidualQuantizer(TokenizerConfig(vocab=vocab, modality=modality, **options), DIM)
-    quantizer.initialise(*data(), generator())
+    quantizer.fit(*data(), generator())
     return quantizer
 
 
@@ -138,7 +138,7 @@ def test_the_modality_codeword_is_the_mean_of_its_vectors() -> None:
 def test_a_modality_without_vectors_does_no_harm() -> None:
     quantizer = ResidualQuantizer(TokenizerConfig(vocab=(8, 8)), DIM)
     vectors = data()[0]
-    quantizer.initialise(vectors, torch.ones(120), generator())
+    quantizer.fit(vectors, torch.ones(120), generator())
     codes, residuals = quantizer.assign(vectors, torch.ones(120))
     fit_step(quantizer, residuals, codes, generator())
     assert all(bool(book.isfinite().all()) for book in quantizer.codebooks)
@@ -349,7 +349,7 @@ def test_initialisation_is_a_function_of_the_generator() -> None:
     books = []
     for seed in (0, 0, 1):
         quantizer = ResidualQuantizer(TokenizerConfig(vocab=(8, 8)), DIM)
-        quantizer.initialise(*data(), generator(seed))
+        quantizer.fit(*data(), generator(seed))
         books.append(quantizer.codebooks[2].detach())
     assert torch.equal(books[0], books[1])
     assert not torch.equal(books[0], books[2])
@@ -365,7 +365,7 @@ def test_the_starting_state_is_consistent() -> None:
 
 def test_counts_start_at_each_code_s_share_of_a_step() -> None:
     quantizer = ResidualQuantizer(TokenizerConfig(vocab=(8, 8)), DIM)
-    quantizer.initialise(*data(), generator(), vectors_a_step=32)
+    quantizer.fit(*data(), generator(), vectors_a_step=32)
     for level, book in enumerate(quantizer.codebooks):
         count = getattr(quantizer, f"count_{level}")
         assert float(count.sum()) == pytest.approx(32, abs=len(book) * 32 / len(data()[0]))

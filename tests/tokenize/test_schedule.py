@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -67,16 +68,15 @@ def test_a_schedule_in_the_wrong_order_or_number_is_refused() -> None:
 def test_every_level_has_at_least_two_codewords() -> None:
     assert custom([2, 9, 3]) == (2, 9, 3)
     assert uniform(3, 5) == (5, 5, 5)
-    refused: list[Callable[[], object]] = [
-        lambda: custom([4, 1]),
-        lambda: custom([]),
-        lambda: uniform(2, 1),
-        lambda: uniform(0, 8),
-        lambda: ascending(8, (1, 2, 4)),
-    ]
-    for build in refused:
-        with pytest.raises(SiglumError, match="at least 2 codewords"):
-            build()
+
+
+@pytest.mark.parametrize(
+    ("build", "args"),
+    [(custom, [[4, 1]]), (custom, [[]]), (uniform, [2, 1]), (uniform, [0, 8]), (ascending, [8, (1, 2, 4)])],
+)
+def test_a_level_of_fewer_than_two_codewords_is_refused(build: Callable[..., object], args: list[Any]) -> None:
+    with pytest.raises(SiglumError, match="at least 2 codewords"):
+        build(*args)
 
 
 @given(st.lists(st.integers(2, 4096), min_size=1, max_size=20))

@@ -16,6 +16,7 @@ from killing import KilledAt
 from siglum.config import FusionConfig, TokenizerConfig
 from siglum.fuse.contrastive import embed, fit_fusion, new_fusion
 from siglum.fuse.modules import Fusion
+from siglum.tokenize.heldout import held_out_rank_loss
 from siglum.tokenize.train import Tokenizer, _Run, fit_tokenizer
 from siglum.types import SiglumError, Vectors
 
@@ -115,7 +116,7 @@ def test_a_resumed_training_is_bit_equal(vectors: Vectors, tmp_path: Path, updat
 
 
 def test_a_checkpoint_of_another_run_is_refused(
-    vectors: Vectors, make_vectors: Callable[..., Vectors], tmp_path: Path
+    vectors: Vectors, make_vectors: Callable[..., Vectors], tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     config = replace(CONFIG, epochs=1)
     fit(vectors, config, folder=tmp_path)
@@ -126,7 +127,8 @@ def test_a_checkpoint_of_another_run_is_refused(
         {"vectors": make_vectors(seed=5)},
         {"fusion": other_fusion},
     ):
-        with pytest.raises(SiglumError, match="another configuration or other data"):
+        told = pytest.raises(SiglumError, match="another configuration or other data")
+        with subtests.test(next(iter(options))), told:
             fit(**{"vectors": vectors, "config": config, "folder": tmp_path, "resume": True, **options})  # type: ignore[arg-type]
 
 
@@ -190,6 +192,49 @@ def test_the_settings_of_the_released_code_train_too(vectors: Vectors) -> None:
     tokenizer = fit(vectors, replace(config, rank_student_gradient=True, modality_vector=False))
     assert tokenizer.history[-1]["loss_cl"] < tokenizer.history[0]["loss_cl"]
     assert float(tokenizer.codebooks()[0].abs().sum()) == 0
+
+
+@pytest.mark.parametrize("update", ["ema", "hybrid"])
+def test_distillation_lowers_the_ranking_loss_of_held_out_pairs(
+    make_vectors: Callable[..., Vectors], update: Any
+) -> None:
+    vectors = make_vectors(seed=2, noise=0.3)
+    config = replace(CONFIG, update=update, rq_weight=1.0, mse_weight=1.0, epochs=10, temperature=0.05)
+    found = {}
+    for weight in (0.0, 1.0):
+        fusion, _ = fit_fusion(vectors, replace(FUSION, epochs=8, batch_size=60, lr=3e-3), seed=0)
+        tokenizer = fit(vectors, replace(config, rank_weight=weight), fusion=fusion)
+        found[weight] = held_out_rank_loss(tokenizer, vectors)
+    assert found[1.0] < found[0.0]
+
+
+def test_more_epochs_of_the_space_are_those_of_joint_training_without_codebooks(
+    vectors: Vectors, tmp_path: Path
+) -> None:
+    def space() -> Fusion:
+        return fit_fusion(vectors, replace(FUSION, epochs=2, batch_size=60, lr=3e-3), seed=0)[0]
+
+    before = embed(space(), vectors.items, "cpu")
+    control = replace(CONFIG, train_fusion=False, epochs=2, space_epochs=3)
+    joint = replace(CONFIG, epochs=3, rq_weight=0.0, mse_weight=0.0, rank_weight=0.0, update="ema")
+    found = fit(vectors, control, fusion=space())
+    learnt = embed(found.fusion, vectors.items, "cpu")
+    assert float((learnt - before).abs().max()) > 1e-3
+    assert torch.equal(learnt, embed(fit(vectors, joint, fusion=space()).fusion, vectors.items, "cpu"))
+    assert len(found.history) == 2 and "loss_cl" not in found.history[0], "the space then stays"
+    with pytest.raises(KeyboardInterrupt):
+        fit(vectors, control, fusion=space(), folder=tmp_path, log=KilledAt(1))
+    assert same(found, fit(vectors, control, fusion=space(), folder=tmp_path, resume=True))
+
+
+def test_refitted_codebooks_are_the_k_means_of_the_space_as_it_has_become(vectors: Vectors) -> None:
+    config = replace(CONFIG, epochs=3)
+    plain, refitted = fit(vectors, config), fit(vectors, replace(config, refit=True))
+    assert torch.equal(*(embed(one.fusion, vectors.items, "cpu") for one in (plain, refitted)))
+    alone = fit(vectors, replace(config, train_fusion=False, epochs=0), fusion=plain.fusion)
+    for book, wanted, old in zip(refitted.codebooks(), alone.codebooks(), plain.codebooks(), strict=True):
+        assert torch.equal(book, wanted)
+        assert not torch.equal(book, old)
 
 
 def test_no_training_pairs_is_one_sentence(vectors: Vectors) -> None:

@@ -26,7 +26,7 @@ def twins(vocab: tuple[int, ...], decay: float) -> tuple[ResidualQuantizer, Any]
     """Return both quantisers with the same codebooks and the same EMA state."""
     config = TokenizerConfig(vocab=vocab, modality="none", update="ema", decay=decay, revive_below=0.0)
     ours = ResidualQuantizer(config, DIM)
-    ours.initialise(batch_of(300, 99), None, torch.Generator().manual_seed(0))
+    ours.fit(batch_of(300, 99), None, torch.Generator().manual_seed(0))
     with torch.no_grad():  # a code no vector chooses, whose count falls to where the smoothing matters
         ours.codebooks[0][3] = 3.0
         ours.get_buffer("total_0")[3] = 3.0 * ours.get_buffer("count_0")[3]

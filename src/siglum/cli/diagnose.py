@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from siglum.cli.common import say
-from siglum.device import check_device
+from siglum.console.commands import DeviceVerb, say
 from siglum.types import SiglumError
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class Command:
+class Command(DeviceVerb):
     """Tell whether the tokenizer is good enough, and where the beam loses its targets.
 
     Needs the stages vectors and tokenizer. With a trained decoder it also tells what that loses and what fusion wins
@@ -31,6 +30,7 @@ class Command:
       siglum diagnose runs/mine
       siglum diagnose runs/mine --beam 20 --queries 5000
       siglum diagnose runs/mine --split val --fail-under 0.8 --json
+      siglum diagnose runs/mine --out diagnosis.html
     """
 
     folder: tyro.conf.Positional[Path]
@@ -46,19 +46,20 @@ class Command:
     fail_under: float | None = None
     """Exit with 1 if fewer targets than this share (0 to 1) reach the last level in the run's own search (the last
     rung there is: geometry before the decoder is trained)."""
-    seed: int = 0
-    """Accepted for uniformity; nothing is drawn at random."""
-    device: str = "cpu"
-    """cpu, cuda or mps."""
-    json: bool = False
-    """Print one JSON document on stdout."""
+    out: Path | None = None
+    """Write a page (HTML) of all that is found to this file; folders above it that are missing are made."""
 
 
 def run(command: Command) -> dict[str, Any]:
     """Diagnose and print tables and verdict."""
     if command.fail_under is not None and not 0 <= command.fail_under <= 1:
         raise SiglumError(f"--fail-under is a share from 0 to 1, not {command.fail_under}.")
-    result = {"run": str(command.folder), **_diagnose(command)}
+    from siglum.api import diagnose
+
+    asked = {name: getattr(command, name) for name in ("split", "beam", "tau", "queries", "device")}
+    result: dict[str, Any] = {"run": str(command.folder), **diagnose(command.folder, **asked)}
+    if command.out is not None:
+        _write_page(command.out, result)
     if not command.json:
         _show(result)
     own = next(rung for rung in result["ladder"] if rung["rung"] == result["own"])
@@ -73,36 +74,12 @@ def run(command: Command) -> dict[str, Any]:
     return result
 
 
-def _diagnose(command: Command) -> dict[str, Any]:
-    from siglum.data.vectors import load_vectors
-    from siglum.files import STAGE_FILE
-    from siglum.generate.store import load_decoder, load_query_head
-    from siglum.measure.diagnose import diagnose
-    from siglum.pipeline import RunFolder
-    from siglum.tokenize.store import load_tokenizer
+def _write_page(path: Path, result: dict[str, Any]) -> None:
+    from siglum.files import write_text
+    from siglum.pages.diagnosis import render_diagnosis
 
-    folder, device = RunFolder(command.folder), check_device(command.device)
-    search = folder.config().search
-    vectors, made_from = load_vectors(folder.vectors)
-    tokenizer, record = load_tokenizer(folder.tokenizer, device, vectors=made_from)
-    decoder, head = None, None
-    if (folder.decoder / STAGE_FILE).exists():
-        decoder = load_decoder(folder.decoder, record["tokenizer_fingerprint"], device)
-        head = load_query_head(folder.decoder, tokenizer.quantizer.dim, device)
-    elif folder.decoder.exists():
-        say("the decoder's training is not finished; it is left out")
-    return diagnose(
-        vectors,
-        tokenizer,
-        search,
-        split=command.split,
-        decoder=decoder,
-        head=head,
-        beam=command.beam,
-        tau=command.tau,
-        queries=command.queries,
-        device=device,
-    )
+    write_text(path, render_diagnosis(result, Path(result["run"]).resolve().name))
+    say(f"page: {path}")
 
 
 def _show(result: dict[str, Any]) -> None:

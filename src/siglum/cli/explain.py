@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from siglum.cli.common import check_words, say
+from siglum.cli.search_flags import SearchFlags
+from siglum.console.commands import DeviceVerb, check_words, say
 from siglum.device import check_device
-from siglum.types import Query, SiglumError
+from siglum.types import Query, SiglumError, shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,10 +25,12 @@ if TYPE_CHECKING:
 
 BEST = 2
 """Best prefixes of a level in the terminal's tree, beside the target."""
+WIDE = 400
+"""Columns that no table or tree reaches."""
 
 
 @dataclass(kw_only=True)
-class Command:
+class Command(SearchFlags, DeviceVerb):
     """Follow one target through the beam of one query, level by level: its rank, its score and what beats it.
 
     Examples:
@@ -48,24 +51,10 @@ class Command:
     """The item to follow: its id, or its file where the items are files of a folder."""
     instruction: str = ""
     """What kind of thing is wanted, such as "Find a picture that shows this."."""
-    beam: int | None = None
-    """Another beam width than the run's."""
-    omega: float | None = None
-    """Another fusion weight than the run's."""
-    scorer: str | None = None
-    """fused, decoder, geometry or oracle."""
-    within: Path | None = None
-    """Search only the ids in this text file, one a line."""
     own_pool: bool = False
     """Search only the pool of the query's task, as `siglum eval` does; goes with --query-id."""
     out: Path | None = None
     """Write the tree as a page (HTML) to this file; folders above it that are missing are made."""
-    seed: int = 0
-    """Accepted for uniformity; nothing is drawn at random."""
-    device: str = "cpu"
-    """cpu, cuda or mps."""
-    json: bool = False
-    """Print one JSON document on stdout."""
 
 
 def run(command: Command) -> dict[str, Any]:
@@ -79,25 +68,23 @@ def run(command: Command) -> dict[str, Any]:
     retriever = Retriever.load(command.folder, device=check_device(command.device))
     if retriever.decoder is None:
         say(f"{command.folder} has no trained decoder: searching by geometry alone")
-    asked = _stored(command, source, retriever) if command.query_id else _typed(command, source, retriever)
-    options = {
-        name: getattr(command, name) for name in ("beam", "omega", "scorer") if getattr(command, name) is not None
-    }
-    within = asked.pool if command.within is None else command.within.read_text().split()
-    explanation = explain(retriever, asked.vector_1D, asked.target, within=within, **options)
+    request = _stored(command, source, retriever) if command.query_id else _typed(command, source, retriever)
+    within = request.pool if command.within is None else command.ids()
+    explanation = explain(retriever, request.asked, request.target, within=within, **command.options())
     if not command.json:
         _print(explanation)
     if command.out is not None:
-        _write_page(command.out, explanation, asked.query, source, title=str(command.folder))
-    return {"query_id": command.query_id or None, "query": asked.query.text, **record_of(explanation)}
+        _write_page(command.out, explanation, request.query, source, title=str(command.folder))
+    return {"query_id": command.query_id or None, "query": request.query.text, **record_of(explanation)}
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Request:
     """A query ready to be searched with, and the item it is about."""
 
     query: Query
-    vector_1D: Tensor
+    asked: Query | Tensor
+    """The same, or its vector (1, D) where the run keeps that alone."""
     target: str
     pool: np.ndarray | None = None
     """Which items of the index are searched; None means all."""
@@ -108,7 +95,7 @@ def _check(command: Command) -> None:
     for name in ("query", "query_id", "target", "instruction"):
         value = getattr(command, name)
         if value and not value.strip():
-            raise SiglumError(f"--{name.replace('_', '-')} is blank ({value!r}); say something, or leave it out.")
+            raise SiglumError(f"--{name.replace('_', '-')} is blank ({shown(value)}); say something, or leave it out.")
     typed = bool(command.query or command.image or command.instruction)
     if bool(command.query_id) == typed:
         raise SiglumError("explain needs one query: --query TEXT, --image FILE or both, or --query-id ID.")
@@ -124,36 +111,34 @@ def _check(command: Command) -> None:
         raise SiglumError(f"{command.within} does not exist.")
 
 
-def _typed(command: Command, source: dict[str, Any], retriever: Retriever) -> _Asked:
+def _typed(command: Command, source: dict[str, Any], retriever: Retriever) -> _Request:
     """Encode the query of the command line."""
-    from siglum.encode.run import encode_rows
-
     check_words(command.folder, command.query, source)
     if retriever.encoder is None:
         raise SiglumError(f"{command.folder} was made from plain vectors and has no encoder; give --query-id ID.")
     text, instruction = command.query or None, command.instruction or None
     query = Query(id="", text=text, image=command.image, instruction=instruction)
-    features = encode_rows([query], retriever.encoder, strict=True)
-    return _Asked(query, retriever.vectors(features, "queries"), _item_id(command.target, source, retriever))
+    return _Request(query, query, item_id_of(command.target, source, retriever))
 
 
-def _stored(command: Command, source: dict[str, Any], retriever: Retriever) -> _Asked:
+def _stored(command: Command, source: dict[str, Any], retriever: Retriever) -> _Request:
     """Take a query of the run's own tasks, and its first right item that is in the index."""
     import numpy as np
 
     from siglum.data.vectors import load_vectors
+    from siglum.run.folder import RunFolder
 
-    vectors, _ = load_vectors(command.folder / "1-vectors")
+    vectors, _ = load_vectors(RunFolder(command.folder).vectors)
     task, place = _find(vectors, command.query_id)
     right = [vectors.items.ids[int(row)] for row in task.positives[place]]
-    target = _item_id(command.target, source, retriever) if command.target else ""
+    target = item_id_of(command.target, source, retriever) if command.target else ""
     target = target or next((name for name in right if name in retriever.index.ids), right[0])
     pool = None
     if command.own_pool:
         names = {vectors.items.ids[int(row)] for row in task.pool_rows}
         pool = np.array([name in names for name in retriever.index.ids])
     features = vectors.queries.rows(task.query_rows[place : place + 1])
-    return _Asked(_recall(command.query_id, task, source), retriever.vectors(features, "queries"), target, pool)
+    return _Request(_recall(command.query_id, task, source), retriever.vectors(features, "queries"), target, pool)
 
 
 def _find(vectors: Vectors, query_id: str) -> tuple[Task, int]:
@@ -169,16 +154,13 @@ def _find(vectors: Vectors, query_id: str) -> tuple[Task, int]:
 
 
 def _recall(query_id: str, task: Task, source: dict[str, Any]) -> Query:
-    """Return a query of the carried world with its words and picture; of any other run only the id is known."""
-    from siglum.data.world import World
+    """Return a query with its words and picture where its source keeps them; else only the id is known."""
+    from siglum.data.source import find_queries
 
-    if source.get("kind") != "world":
-        return Query(id=query_id)
-    queries = World(source["items"], source["seed"]).queries(task.split, task.name)
-    return next((query for query in queries if query.id == query_id), Query(id=query_id))
+    return find_queries(source, task.split, task.name, [query_id]).get(query_id, Query(id=query_id))
 
 
-def _item_id(name: str, source: dict[str, Any], retriever: Retriever) -> str:
+def item_id_of(name: str, source: dict[str, Any], retriever: Retriever) -> str:
     """Return the id of an item that may be named by its file."""
     import os
 
@@ -190,12 +172,12 @@ def _item_id(name: str, source: dict[str, Any], retriever: Retriever) -> str:
 
 
 def _print(explanation: Explanation) -> None:
-    """Print the verdict, a table of the levels and the tree."""
+    """Print the verdict, a table of the levels and the tree; what is too wide for a terminal is better not wrapped."""
     from rich.console import Console
 
     from siglum.measure.explain import tell
 
-    console = Console(width=max(100, 60 + 20 * len(explanation.levels[0].target.parts)), highlight=False)
+    console = Console(width=WIDE, highlight=False)
     console.print("\n".join(tell(explanation)), markup=False, soft_wrap=True)
     console.print()
     console.print(_table(explanation))
@@ -208,15 +190,18 @@ def _table(explanation: Explanation) -> Table:
     from rich.table import Table
 
     from siglum.measure.explain import name_part
+    from siglum.measure.tails import fold_tail, name_group, spell
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     parts = list(explanation.levels[0].target.parts)
     for name in ("level", "code", "rank", "of", "in pool", "kept", "score", "last kept", *map(name_part, parts)):
         table.add_column(name, justify="right")
-    for level in explanation.levels:
+    for levels in fold_tail(explanation):
+        level = levels[-1]
         own, gaps = level.target, level.gap_parts
         among = max(level.candidates, own.rank)  # a target that is out already is counted as if it stood there
-        counts = [str(level.level or "M"), *map(str, (own.codes[-1], own.rank, among, level.prefixes))]
+        codes = spell(own.codes[-len(levels) :])
+        counts = [name_group(levels), codes, *map(str, (own.rank, among, level.prefixes))]
         scores = [f"{own.score:.2f} ({level.gap:+.2f})", f"{level.last.score:.2f}"]
         scores += [f"{own.parts[name]:.2f} ({gaps[name]:+.2f})" for name in parts]
         style = "" if own.kept else "bold red" if level is explanation.fall else "dim"
@@ -225,28 +210,41 @@ def _table(explanation: Explanation) -> Table:
 
 
 def _tree(explanation: Explanation) -> Tree:
-    """Return the target's path down to its end, with the best prefixes of every level beside it."""
+    """Return the target's path down to its end, with the best prefixes of every level beside it.
+
+    Codes that lead one way only are one line: those of a prefix with one item, and those that nothing is told of.
+    """
     from rich.text import Text
     from rich.tree import Tree
 
-    root = Tree("query", guide_style="dim")
-    nodes: dict[tuple[int, ...], Tree] = {(): root}
+    from siglum.measure.tails import spell
 
-    def grow(codes: tuple[int, ...], label: Text) -> Tree:
-        parent = nodes.get(codes[:-1]) or grow(codes[:-1], Text(str(codes[-2]), style="dim"))
-        nodes[codes] = parent.add(label)
-        return nodes[codes]
-
+    told: dict[tuple[int, ...], Prefix] = {}
     for level in explanation.levels:
-        fell = level is explanation.fall
-        told: dict[tuple[int, ...], Prefix] = {p.codes: p for p in (*level.best[:BEST], level.target)}
-        for prefix in sorted(told.values(), key=lambda prefix: prefix.codes):
-            mine = prefix.codes == level.target.codes
-            words = f"{prefix.codes[-1]}  rank {prefix.rank}  {prefix.score:.2f}  {', '.join(prefix.examples)}"
-            words += "  ✗ falls here" if mine and fell else "  ← target" if mine else ""
-            grow(prefix.codes, Text(words, style="bold red" if mine and fell else "bold" if mine else ""))
-        if fell:
+        told |= {prefix.codes: prefix for prefix in (*level.best[:BEST], level.target)}
+        if level is explanation.fall:
             break
+    below: dict[tuple[int, ...], set[tuple[int, ...]]] = {}
+    for codes in told:
+        for end in range(len(codes)):
+            below.setdefault(codes[:end], set()).add(codes[: end + 1])
+
+    def grow(tree: Tree, codes: tuple[int, ...], above: int) -> None:
+        while len(below.get(codes, ())) == 1 and (codes not in told or told[codes].items == 1):
+            (codes,) = below[codes]
+        words, style = spell(codes[above:]), "dim"
+        if codes in told:
+            prefix, mine = told[codes], codes == explanation.codes[: len(codes)]
+            words += f"  rank {prefix.rank}  {prefix.score:.2f}  {', '.join(prefix.examples)}"
+            words += ("  ← target" if prefix.kept else "  ✗ falls here") if mine else ""
+            style = "" if not mine else "bold" if prefix.kept else "bold red"
+        node = tree.add(Text(words, style=style))
+        for child in sorted(below.get(codes, ())):
+            grow(node, child, len(codes))
+
+    root = Tree("query", guide_style="dim")
+    for codes in sorted(below[()]):
+        grow(root, codes, 0)
     return root
 
 
@@ -254,7 +252,7 @@ def _write_page(path: Path, explanation: Explanation, query: Query, source: dict
     """Write the page, with the texts and pictures of the items it tells of where they can be found."""
     from siglum.data.source import find_items
     from siglum.files import write_text
-    from siglum.measure.tree import render_explanation
+    from siglum.pages.tree import render_explanation
 
     told = [prefix for level in explanation.levels for prefix in (*level.best, level.last, level.target)]
     names = {name for prefix in told for name in prefix.examples} | {hit.item_id for hit in explanation.hits}

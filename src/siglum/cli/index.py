@@ -4,60 +4,63 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from siglum.cli.common import say
+from siglum.console.commands import WritingVerb, say
 from siglum.device import check_device
 from siglum.types import SiglumError
 
+if TYPE_CHECKING:
+    from siglum.index import Index
+    from siglum.run.folder import RunFolder
+
 
 @dataclass(kw_only=True)
-class Command:
-    """Build the index of a run (4-index), or change it in place.
+class Command(WritingVerb):
+    """Build the index of a run's items (4-index), or change it in place.
+
+    A change is logged and on the disk when the command returns; a kill at any moment leaves the index as it was before
+    or as it is after.
 
     Examples:
       siglum index runs/mine
+      siglum index runs/mine --pools test
       siglum index runs/mine --add new-items.jsonl
       siglum index runs/mine --remove cat-17 --remove cat-18
+      siglum index runs/mine --snapshot before-the-sale
+      siglum index runs/mine --restore before-the-sale
     """
 
     folder: tyro.conf.Positional[Path]
     """The run folder."""
+    pools: str = ""
+    """Index only the items in the pools of this split's tasks (val or test) instead of all items."""
     keep_vectors: bool = False
     """Keep fused vectors (fp16) to order items that share all codes by similarity."""
     add: Path | None = None
     """Add the items of this JSONL or parquet file to the index."""
     remove: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """Remove the item with this id; may be repeated."""
-    seed: int = 0
-    """Accepted for uniformity; indexing draws nothing at random."""
-    device: str = "cpu"
-    """cpu, cuda or mps."""
-    json: bool = False
-    """Print one JSON document on stdout."""
+    drop_added: bool = False
+    """Build the index anew though items that were added to the old one are not in the new one."""
+    compact: bool = False
+    """Write what the log holds into the index, which is done by itself when the log has grown long."""
+    snapshot: str = ""
+    """Keep the index as it is now under this name, in RUN/snapshots; files are linked, not copied."""
+    restore: str = ""
+    """Make the index what a snapshot holds."""
+    cut_log: bool = False
+    """Give up what stands behind the damaged place of a log."""
 
 
 def run(command: Command) -> dict[str, Any]:
     """Make or change stage 4."""
-    from siglum.data.corpus import read_items
-    from siglum.pipeline import RunFolder, make_index
-    from siglum.search.retriever import Retriever, save_index
+    from siglum.run.folder import RunFolder
 
-    folder, device = RunFolder(command.folder), check_device(command.device)
-    if command.add is None and not command.remove:
-        index = make_index(folder, keep_vectors=command.keep_vectors, device=device)
-    else:
-        if command.keep_vectors:
-            raise SiglumError("whether vectors are kept is decided when the index is built, not when it is changed.")
-        retriever = Retriever.load(command.folder, device=device)
-        if command.remove:
-            retriever.remove(command.remove)
-        if command.add is not None:
-            retriever.add(read_items(command.add))
-        index = retriever.index
-        save_index(folder.index, index, retriever.item_ND)
+    folder = RunFolder(command.folder)
+    index = _do(command, folder, check_device(command.device))
     collisions = index.collisions()
     say(f"{len(index):,} items indexed in {folder.index}; {collisions.items:,} share their codes with another")
     return {
@@ -66,3 +69,57 @@ def run(command: Command) -> dict[str, Any]:
         "colliding_items": collisions.items,
         "largest_collision": collisions.largest,
     }
+
+
+def _do(command: Command, folder: RunFolder, device: str) -> Index:
+    """Do the one thing that is asked for and return the index."""
+    from siglum.run.generations import open_index
+    from siglum.run.journal import cut_log
+    from siglum.run.live import LiveIndex
+    from siglum.run.snapshots import restore_snapshot, take_snapshot
+    from siglum.run.stages import make_index
+
+    asked = {
+        "--add and --remove": command.add is not None or bool(command.remove),
+        "--compact": command.compact,
+        "--snapshot": bool(command.snapshot),
+        "--restore": bool(command.restore),
+        "--cut-log": command.cut_log,
+    }
+    chosen = [name for name, given in asked.items() if given]
+    if len(chosen) > 1:
+        raise SiglumError(f"{' and '.join(chosen)} are different things; ask for one at a time.")
+    building = {name: getattr(command, name) for name in ("pools", "keep_vectors", "drop_added")}
+    if chosen and any(building.values()):
+        given = next(name for name, value in building.items() if value).replace("_", "-")
+        raise SiglumError(f"--{given} is for building an index, not for changing it.")
+    if not chosen:
+        return make_index(folder, **building, device=device)
+    if chosen == ["--add and --remove"]:
+        return _change(command, folder, device)
+    folder.config()  # a run, or a sentence that says it is none
+    if command.cut_log:
+        say(f"{cut_log(folder.index):,} bytes of the log were given up")
+    elif command.snapshot:
+        say(f"snapshot: {take_snapshot(folder, command.snapshot)}")
+    elif command.restore:
+        restore_snapshot(folder, command.restore)
+    else:
+        with LiveIndex(folder.index) as live:
+            live.compact(whole=True)
+    return open_index(folder.index).index
+
+
+def _change(command: Command, folder: RunFolder, device: str) -> Index:
+    """Remove and add items through the log, all or nothing."""
+    from siglum.data.corpus import read_items
+    from siglum.search.retriever import Retriever
+
+    retriever = Retriever.load(folder.root, device=device)
+    items = [] if command.add is None else list(read_items(command.add))
+    if command.add is not None and not items:
+        raise SiglumError(f"{command.add} holds no items.")
+    with retriever.writing(folder.root) as live:
+        live.replace(command.remove, items) if items else live.remove(command.remove)
+        live.compact_if_due()
+    return retriever.index

@@ -6,8 +6,10 @@ import importlib
 import os
 import sys
 
+from siglum import __version__
+
 VERBS = {
-    "demo": "see the whole pipeline at work on the carried world",
+    "demo": "see the whole pipeline at work on the drawn world",
     "build": "a folder of pictures -> a search engine, in one go",
     "encode": "1  items and queries -> frozen features",
     "tokenize": "2  features -> fused vectors -> codes",
@@ -19,15 +21,20 @@ VERBS = {
     "diagnose": "where the beam loses its targets, level by level, and what to do",
     "report": "one page about one run, or about several side by side",
     "info": "what a run folder holds, with curves",
-    "experiment": "the tables and figures of the paper, on the carried world or a folder of captions",
-    "bench": "measure systems side by side: bench captions, bench mbeir, bench speed",
+    "import": "a model of GENIUS -> a run",
+    "export": "a run's codes as parquet or as a faiss index",
+    "experiment": "the tables and figures of the paper, on the drawn world, captions or products",
+    "bench": "measure systems side by side: bench captions, bench catalogue, ...",
 }
-BENCHES = ("captions", "mbeir", "speed")
+LAB = ("demo", "experiment", "bench")
+"""Verbs of the lab."""
+BENCHES = ("captions", "catalogue", "mbeir", "speed")
 BENCH_HELP = """siglum bench NAME ...      (siglum bench NAME --help tells more)
 
-  captions  text to image and image to text over frozen features of captioned images
-  mbeir     the nine tasks of the paper on M-BEIR
-  speed     queries a second and latency beside other libraries and dense search
+  captions   text to image and image to text over frozen features of captioned images
+  catalogue  all eight kinds of query on photographs and names of products
+  mbeir      the nine tasks of the paper on M-BEIR
+  speed      queries a second and latency beside other libraries and dense search
 
 Example:
   siglum bench captions --data flickr8k --seeds 3 --out captions.json
@@ -44,6 +51,16 @@ example:
 """
 
 
+def module_of(verb: str) -> str:
+    """Return the module of a verb.
+
+    >>> module_of("search"), module_of("bench speed")
+    ('siglum.cli.search', 'siglum.lab.cli.bench_speed')
+    """
+    place = "siglum.lab.cli" if verb.split()[0] in LAB else "siglum.cli"
+    return f"{place}.{verb.replace(' ', '_')}"
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run one verb and return its exit code: 0 done, 1 the user can mend it, 2 wrong usage."""
     args = list(sys.argv[1:] if argv is None else argv)
@@ -51,14 +68,12 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.write(HELP.format(verbs="\n".join(f"  {name:<12}{text}" for name, text in VERBS.items())))
         return 0
     if args[0] == "--version":
-        from importlib.metadata import version
-
-        sys.stdout.write(f"siglum {version('siglum')}\n")
+        sys.stdout.write(f"siglum {__version__}\n")
         return 0
     if args[0] not in VERBS:
         sys.stderr.write(f"siglum: there is no verb {args[0]!r}; the verbs are {', '.join(VERBS)}.\n")
         return 2
-    module, name, rest = args[0], args[0], args[1:]
+    name, rest = args[0], args[1:]
     if args[0] == "bench":
         if rest and rest[0] in ("-h", "--help"):
             sys.stdout.write(BENCH_HELP)
@@ -67,11 +82,11 @@ def main(argv: list[str] | None = None) -> int:
             asked = rest[0] if rest else "nothing"
             sys.stderr.write(f"siglum bench: the benches are {' and '.join(BENCHES)}, not {asked}.\n")
             return 2
-        module, name, rest = f"bench_{rest[0]}", f"bench {rest[0]}", rest[1:]
+        name, rest = f"bench {rest[0]}", rest[1:]
     # Threads that wait must not spin: on a shared machine spinning costs more than it gains.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    verb = importlib.import_module(f"siglum.cli.{module}")
-    from siglum.cli.common import call
+    verb = importlib.import_module(module_of(name))
+    from siglum.console.commands import call
 
     return call(verb.Command, verb.run, name, rest)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from siglum.data.collection import Collection
     from siglum.types import Features, Vectors
 
-ONE_OF = {"world": "N", "items": "FILE", "folder": "DIR", "karpathy": "JSON", "mbeir": "DIR"}
+ONE_OF = {"world": "N", "items": "FILE", "folder": "DIR", "catalogue": "DIR", "karpathy": "JSON", "mbeir": "DIR"}
 """The sources, of which one is given, and what each takes."""
 EXTRAS = {"items": ("train", "val", "test"), "folder": ("captions",), "karpathy": ("images",), "mbeir": ("tasks",)}
 """Options that go with one source alone."""
@@ -24,7 +24,7 @@ class Sources:
     """Options that say where items and queries come from; exactly one source is given."""
 
     world: int = 0
-    """Use the carried world with this many items (200 to 1,000,000)."""
+    """Use the drawn world with this many items (200 to 1,000,000)."""
     variants: int = 2
     """Wordings and redrawings of every training query of the world."""
     items: Path | None = None
@@ -39,6 +39,8 @@ class Sources:
     """A folder of pictures, with captions if there are any."""
     captions: str = "auto"
     """Where the folder's captions are: sidecar, names, none, a table FILE[:image_column:caption_column], or auto."""
+    catalogue: Path | None = None
+    """A product catalogue: products.jsonl and its photographs, with all eight kinds of query."""
     karpathy: Path | None = None
     """A dataset in Karpathy's layout, such as dataset_flickr8k.json."""
     images: Path | None = None
@@ -56,8 +58,8 @@ class Sources:
 
 
 @dataclass(slots=True)
-class Source:
-    """A collection, what it is told from others by, and where its items can be looked up again."""
+class ChosenSource:
+    """A collection, the words that identify it, and where its items can be looked up again."""
 
     collection: Collection
     identity: str
@@ -80,22 +82,28 @@ def choose_source(options: Sources) -> str:
     return given[0]
 
 
-def read_source(options: Sources) -> Source:
+def read_source(options: Sources) -> ChosenSource:
     """Read the one source that is given."""
-    readers = {"world": _world, "items": _items, "folder": _folder, "karpathy": _karpathy, "mbeir": _mbeir}
+    readers = {
+        "world": _world,
+        "items": _items,
+        "folder": _folder,
+        "catalogue": _catalogue,
+        "karpathy": _karpathy,
+        "mbeir": _mbeir,
+    }
     return readers[choose_source(options)](options)
 
 
-def _world(options: Sources) -> Source:
-    from siglum.data.collection import world_collection
-    from siglum.data.world import World
+def _world(options: Sources) -> ChosenSource:
+    from siglum.lab.world.collection import World, world_collection
 
     collection = world_collection(World(options.world, options.seed), options.variants)
     identity = f"world {options.world} {options.seed} {options.variants}"
-    return Source(collection, identity, {"kind": "world", "items": options.world, "seed": options.seed})
+    return ChosenSource(collection, identity, {"kind": "world", "items": options.world, "seed": options.seed})
 
 
-def _items(options: Sources) -> Source:
+def _items(options: Sources) -> ChosenSource:
     from siglum.data.collection import read_collection
     from siglum.files import file_fingerprint
 
@@ -104,20 +112,29 @@ def _items(options: Sources) -> Source:
     paths = [path for path in (options.items, options.train, options.val, options.test) if path is not None]
     origin = {"kind": "items", "path": str(options.items.absolute())}
     origin |= {name: str(path.absolute()) for name in ("val", "test") if (path := getattr(options, name)) is not None}
-    return Source(collection, " ".join(file_fingerprint(path) for path in paths), origin)
+    return ChosenSource(collection, " ".join(file_fingerprint(path) for path in paths), origin)
 
 
-def _folder(options: Sources) -> Source:
+def _folder(options: Sources) -> ChosenSource:
     from siglum.data.folder import read_folder
 
     assert options.folder is not None
-    found = read_folder(options.folder, options.captions, options.seed)
+    found = read_folder(options.folder, options.captions, options.seed, getattr(options, "strict", False))
     origin = {"kind": "folder", "path": str(options.folder.absolute()), "supervised": found.supervised}
     origin |= {"captions": options.captions, "seed": options.seed, "identity": found.identity}
-    return Source(found.collection, f"folder {found.identity} {options.seed}", origin, found.about)
+    return ChosenSource(found.collection, f"folder {found.identity} {options.seed}", origin, found.about)
 
 
-def _karpathy(options: Sources) -> Source:
+def _catalogue(options: Sources) -> ChosenSource:
+    from siglum.data.catalogue import read_catalogue
+
+    assert options.catalogue is not None
+    found = read_catalogue(options.catalogue.absolute(), options.seed)
+    origin = {"kind": "catalogue", "path": str(found.folder), "seed": options.seed}
+    return ChosenSource(found.collection, f"catalogue {found.identity()}", origin, found.about())
+
+
+def _karpathy(options: Sources) -> ChosenSource:
     from siglum.data.karpathy import read_karpathy
     from siglum.files import file_fingerprint
 
@@ -125,21 +142,21 @@ def _karpathy(options: Sources) -> Source:
     if options.images is None and options.item_features is None:
         raise SiglumError("--karpathy needs --images DIR, the folder of its pictures.")
     collection = read_karpathy(options.karpathy, options.images)
-    return Source(collection, f"karpathy {file_fingerprint(options.karpathy)}")
+    return ChosenSource(collection, f"karpathy {file_fingerprint(options.karpathy)}")
 
 
-def _mbeir(options: Sources) -> Source:
-    from siglum.data.mbeir import read_mbeir
-    from siglum.data.mbeir_layout import Layout
+def _mbeir(options: Sources) -> ChosenSource:
     from siglum.files import fingerprint
+    from siglum.lab.mbeir.layout import MbeirFiles
+    from siglum.lab.mbeir.reader import read_mbeir
 
     assert options.mbeir is not None
     tasks = [name.strip() for name in options.tasks.split(",")] if options.tasks else None
-    files = Layout.of(options.mbeir, tasks, False).files()
+    files = MbeirFiles.of(options.mbeir, tasks, False).files()
     sizes = [[str(path.relative_to(options.mbeir)), path.stat().st_size] for path in files]
     collection = read_mbeir(options.mbeir, tasks=tasks, seed=options.seed)
     about = "; ".join(f"{note}: {count:,}" for note, count in collection.notes.items())
-    return Source(collection, f"mbeir {fingerprint(sizes, tasks, options.seed)}", {}, about)
+    return ChosenSource(collection, f"mbeir {fingerprint(sizes, tasks, options.seed)}", {}, about)
 
 
 def read_vectors(options: Sources, collection: Collection) -> Vectors | None:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import tyro
-
-from siglum.cli.common import changed_config, say
+from siglum.console.commands import TrainingVerb, changed_config, say
 from siglum.device import check_device
 
 
 @dataclass(kw_only=True)
-class Command:
+class Command(TrainingVerb):
     """Train the fusion module and the residual quantiser of a run (2-tokenizer).
 
     Examples:
@@ -21,25 +18,11 @@ class Command:
       siglum tokenize runs/mine --resume --set tokenizer.rank_weight=10
     """
 
-    folder: tyro.conf.Positional[Path]
-    """The run folder."""
-    set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """Override a setting of the run, such as --set tokenizer.epochs=3; may be repeated."""
-    seed: int | None = None
-    """Another seed than the run's."""
-    device: str = "cpu"
-    """cpu, cuda or mps."""
-    resume: bool = False
-    """Continue a killed training; the result has the same bits on CPU."""
-    tensorboard: bool = False
-    """Write the curves for TensorBoard too."""
-    json: bool = False
-    """Print one JSON document on stdout."""
-
 
 def run(command: Command) -> dict[str, Any]:
     """Make stage 2."""
-    from siglum.pipeline import RunFolder, make_tokenizer
+    from siglum.run.folder import RunFolder
+    from siglum.run.stages import make_tokenizer
 
     folder = RunFolder(command.folder)
     device, log = check_device(command.device), folder.log(command.tensorboard)

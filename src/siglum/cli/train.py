@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import tyro
-
-from siglum.cli.common import changed_config, say
+from siglum.console.commands import TrainingVerb, changed_config, say
 from siglum.device import check_device
 
 
 @dataclass(kw_only=True)
-class Command:
+class Command(TrainingVerb):
     """Train the decoder that generates codes from query vectors (3-decoder).
 
     Examples:
@@ -21,33 +18,19 @@ class Command:
       siglum train runs/mine --device cuda --resume
     """
 
-    folder: tyro.conf.Positional[Path]
-    """The run folder."""
-    set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """Override a setting of the run, such as --set decoder.epochs=3; may be repeated."""
-    seed: int | None = None
-    """Another seed than the run's."""
-    device: str = "cpu"
-    """cpu, cuda or mps."""
-    resume: bool = False
-    """Continue a killed training; the result has the same bits on CPU."""
-    tensorboard: bool = False
-    """Write the curves for TensorBoard too."""
-    json: bool = False
-    """Print one JSON document on stdout."""
-
 
 def run(command: Command) -> dict[str, Any]:
     """Make stage 3."""
     from siglum.log import read_log
-    from siglum.pipeline import RunFolder, make_decoder
+    from siglum.run.folder import LOG_FILE, RunFolder
+    from siglum.run.stages import make_decoder
 
     folder = RunFolder(command.folder)
     device, log = check_device(command.device), folder.log(command.tensorboard)
     with changed_config(folder, command.set, command.seed, ("decoder", "search")):
         make_decoder(folder, device=device, resume=command.resume, log=log)
     say(f"decoder written to {folder.decoder}")
-    last = [record for record in read_log(folder.root / "log.jsonl") if record["stage"] == "decoder"][-1:]
+    last = [record for record in read_log(folder.root / LOG_FILE) if record["stage"] == "decoder"][-1:]
     return {
         "run": str(command.folder),
         **{k: v for record in last for k, v in record.items() if k not in ("time", "stage")},

@@ -1,1 +1,1 @@
-"""Collections to search: the carried world of drawn scenes and whatever is read from disk."""
+"""Collections to search: the drawn world of scenes and whatever is read from disk."""

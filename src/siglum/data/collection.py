@@ -11,7 +11,6 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from siglum.data.corpus import check_positives, read_items, read_queries
-from siglum.data.world import TASKS, World
 from siglum.types import Features, Item, Query, SiglumError, Task, Vectors
 
 SPLITS = ("train", "val", "test")
@@ -29,6 +28,8 @@ class Collection:
     """Item ids by (split, task)."""
     notes: dict[str, int] = field(default_factory=dict)
     """What reading left out or could not use, in words, with how often."""
+    shared: bool = False
+    """Whether rows share pictures (files) and texts, so that each is better encoded once."""
 
 
 class Chain(Sequence[T], Generic[T]):
@@ -46,17 +47,6 @@ class Chain(Sequence[T], Generic[T]):
             raise IndexError(index)
         part = int(np.searchsorted(self.ends, index, side="right"))
         return self.parts[part][index - (int(self.ends[part - 1]) if part else 0)]
-
-
-def world_collection(world: World, variants: int = 1) -> Collection:
-    """Return the carried world as a collection; `variants` wordings and redrawings of every training query."""
-    items = Chain([world.items(split) for split in SPLITS])
-    queries: dict[str, Sequence[Query]] = {}
-    for split in SPLITS:
-        number = variants if split == "train" else 1
-        queries[split] = Chain([world.queries(split, task, number) for task in TASKS])
-    pools = {(split, task): world.pool(split, task) for split in SPLITS[1:] for task in TASKS}
-    return Collection(items, queries, pools)
 
 
 def read_collection(

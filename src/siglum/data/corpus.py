@@ -8,15 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from siglum.data.trec import Qrels, read_qrels
+from siglum.data.jsonl import Record as Record
+from siglum.data.jsonl import scan_lines
+from siglum.data.parquet import load_pyarrow
+from siglum.data.trec import read_qrels
 from siglum.files import atomic
-from siglum.types import Item, Picture, Query, SiglumError, one_of
+from siglum.given import encodable
+from siglum.types import Item, Picture, Query, SiglumError, one_of, shown
 
 ITEM_FIELDS = ("id", "text", "image")
 QUERY_FIELDS = ("id", "text", "image", "instruction", "task", "positives")
 SUFFIXES = (".jsonl", ".parquet")
-
-Record = dict[str, object]
 
 
 def read_items(path: Path) -> list[Item]:
@@ -49,7 +51,9 @@ def read_queries(path: Path, qrels: Path | None = None) -> list[Query]:
         )
     unknown = [] if judged is None else list(judged.keys() - {query.id for query in queries})
     if unknown:
-        raise SiglumError(f"{qrels} judges {len(unknown)} queries that are not in {path}, such as {min(unknown)!r}.")
+        raise SiglumError(
+            f"{qrels} judges {len(unknown)} queries that are not in {path}, such as {shown(min(unknown))}."
+        )
     return queries
 
 
@@ -74,15 +78,6 @@ def write_queries(path: Path, queries: Iterable[Query]) -> None:
     _write(path, QUERY_FIELDS, records)
 
 
-def qrels_of(queries: Iterable[Query]) -> Qrels:
-    """Return the positives of queries as judgements of grade 1; a query without positives is left out.
-
-    >>> qrels_of([Query(id="q", text="red", positives=("a", "b"))])
-    {'q': {'a': 1, 'b': 1}}
-    """
-    return {query.id: dict.fromkeys(query.positives, 1) for query in queries if query.positives}
-
-
 def check_positives(queries: Iterable[Query], item_ids: Collection[str]) -> None:
     """Refuse positives that are not among the items, naming the first and how many there are."""
     known = frozenset(item_ids)
@@ -91,7 +86,7 @@ def check_positives(queries: Iterable[Query], item_ids: Collection[str]) -> None
         query, item = unknown[0]
         raise SiglumError(
             f"{len(unknown)} positives are not among the {len(known)} items,"
-            f" the first being {item!r} of query {query!r}; add those items or drop the positives."
+            f" the first being {shown(item)} of query {shown(query)}; add those items or drop the positives."
         )
 
 
@@ -112,10 +107,10 @@ class _Row:
 
     def _id(self, name: str, value: object) -> str:
         text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-        if not isinstance(text, str) or not _encodable(text):
+        if not isinstance(text, str) or not encodable(text):
             raise self._wrong(name, value, "a string or a whole number")
         if text.split() != [text]:
-            raise SiglumError(f"{self.where}: the id {text!r} in {name} is empty or holds whitespace; rename it.")
+            raise SiglumError(f"{self.where}: the id {shown(text)} in {name} is empty or holds whitespace; rename it.")
         return text
 
     def ids(self, name: str) -> tuple[str, ...]:
@@ -130,7 +125,7 @@ class _Row:
         value = self.values.get(name)
         if value is None:
             return None
-        if not isinstance(value, str) or not _encodable(value):
+        if not isinstance(value, str) or not encodable(value):
             raise self._wrong(name, value, "a string")
         return value if value.strip() else None
 
@@ -141,22 +136,13 @@ class _Row:
     def check(self, fields: Sequence[str]) -> None:
         unknown = [name for name in self.values if name not in fields]
         if unknown:
-            raise SiglumError(f"{self.where}: unknown field {unknown[0]!r}; the fields are {', '.join(fields)}.")
+            raise SiglumError(f"{self.where}: unknown field {shown(unknown[0])}; the fields are {', '.join(fields)}.")
         self.string("instruction"), self.string("task"), self.ids("positives")
         if self.string("text") is None and self.string("image") is None:
-            raise SiglumError(f"{self.where}: {self.id!r} has neither a text nor an image; give it one of them.")
+            raise SiglumError(f"{self.where}: {shown(self.id)} has neither a text nor an image; give it one of them.")
 
     def _wrong(self, name: str, value: object, wanted: str) -> SiglumError:
         return SiglumError(f"{self.where}: the field {name} is {value!r:.60}, but must be {wanted}.")
-
-
-def _encodable(text: str) -> bool:
-    # JSON may escape half of a surrogate pair, which could not be written to any file later.
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _rows(path: Path, fields: Sequence[str], records: Iterable[tuple[str, Record]]) -> Iterator[_Row]:
@@ -166,7 +152,9 @@ def _rows(path: Path, fields: Sequence[str], records: Iterable[tuple[str, Record
         row = _Row(f"{path}, {where}", path.parent, values)
         row.check(fields)
         if row.id in seen:
-            raise SiglumError(f"{row.where}: the id {row.id!r} was used before, in {seen[row.id]}; ids must differ.")
+            raise SiglumError(
+                f"{row.where}: the id {shown(row.id)} was used before, in {seen[row.id]}; ids must differ."
+            )
         seen[row.id] = where
         yield row
     if not seen:
@@ -183,28 +171,13 @@ def _suffix(path: Path) -> str:
 
 def json_records(path: Path) -> Iterator[tuple[str, Record]]:
     """Yield the objects of a file of JSON lines, each with the place it stands at."""
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
-                try:
-                    record = json.loads(line.decode("utf-8-sig"))
-                except (ValueError, RecursionError) as error:
-                    raise SiglumError(
-                        f"{path}, line {number}: this is not valid JSON ({error}); the file may be truncated."
-                    ) from error
-                if not isinstance(record, dict):
-                    raise SiglumError(f"{path}, line {number}: a record must be a JSON object, not {record!r:.60}.")
-                yield f"line {number}", record
-    except OSError as error:
-        raise SiglumError(f"{path} cannot be read: {error.strerror or error}.") from error
+    for _, where, record in scan_lines(path):
+        yield where.removeprefix(f"{path}, "), record
 
 
 def parquet_records(path: Path) -> Iterator[tuple[str, Record]]:
     """Yield the rows of a parquet file, each with the place it stands at."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    pa, pq = load_pyarrow()
 
     if not path.is_file():
         raise SiglumError(f"{path} cannot be read: no such file.")
@@ -244,8 +217,7 @@ def _write(path: Path, fields: Sequence[str], records: Iterable[Record]) -> None
 
 
 def _write_parquet(file: IO[bytes], fields: Sequence[str], records: list[Record]) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    pa, pq = load_pyarrow()
 
     kinds = {name: pa.list_(pa.string()) if name == "positives" else pa.string() for name in fields}
     pq.write_table(pa.Table.from_pylist(records, schema=pa.schema(kinds)), file)

@@ -5,17 +5,21 @@ from __future__ import annotations
 import csv
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from siglum.data.collection import Collection
 from siglum.data.corpus import Record, json_records, parquet_records
+from siglum.data.stamps import Stamp
 from siglum.files import fingerprint
+from siglum.given import read_text
 from siglum.types import Item, Query, SiglumError
 
-PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".heic", ".heif")
 TABLES = (".csv", ".tsv", ".txt", ".jsonl", ".parquet")
 USUAL_TABLES = (*(f"captions.{kind}" for kind in ("csv", "tsv", "jsonl", "parquet")), "metadata.jsonl", "metadata.csv")
 """Tables that are looked for in the folder itself; the last two are those of Hugging Face's imagefolder."""
@@ -38,43 +42,73 @@ class FolderCollection:
     """What captions were found, in a sentence."""
     identity: str
     """Fingerprint of the pictures' names, sizes and times, of all captions and of the seed."""
+    stamps: dict[str, Stamp]
+    """Size and time of every picture by its id."""
+    captioned: frozenset[str]
+    """Ids of pictures that have captions."""
+    unread: dict[str, str]
+    """Folders below that cannot be listed, by path, with the reason; what they hold is not known."""
+    queries: str = "captions"
+    """What its queries are called."""
 
 
-def read_folder(folder: Path, captions: str = "auto", seed: int = 0) -> FolderCollection:
+def read_folder(folder: Path, captions: str = "auto", seed: int = 0, strict: bool = False) -> FolderCollection:
     """Read a folder of pictures; `captions` says where their captions are.
 
     sidecar: `a.txt` beside `a.jpg`, one caption a line; FILE or FILE:image_column:caption_column: a table (CSV, TSV,
-    JSON lines, parquet); names: the file names as words; none: every picture is its own query; auto: sidecar files,
-    else a table with a usual name in the folder, else none. One captioned picture in ten, by a hash of its id and the
-    seed, lends its captions to validation.
+    JSON lines, parquet); names: the file names as words; none: every picture is its own query; products: those of a
+    product catalogue (see `siglum.data.shop`); auto: products.jsonl, else sidecar files, else a table with a usual name
+    in the folder, else none. One captioned picture in ten, by a hash of its id and the
+    seed, lends its captions to validation. What is a picture by its name is an item; whether it can be read shows when
+    it is. A folder below that cannot be listed is put down, or refused if `strict`.
     """
     if not folder.is_dir():
         raise SiglumError(
             f"{folder} {'is not a folder' if folder.exists() else 'does not exist'}; give a folder of pictures."
         )
-    names = list(_find_pictures(folder))
+    if captions == "products" or (captions == "auto" and (folder / "products.jsonl").is_file()):
+        from siglum.data.shop import read_shop  # which is a folder too
+
+        return read_shop(folder, seed)
+    unread: dict[str, str] = {}
+    names = list(_find_pictures(folder, unread))
+    if strict and unread:
+        raise SiglumError(next(iter(unread.values())))
     if not names:
-        raise SiglumError(f"{folder} holds no pictures; looked for {', '.join(PICTURES)} in it and below.")
+        lost = f" ({len(unread):,} folders below cannot be read)" if unread else ""
+        raise SiglumError(f"{folder} holds no pictures{lost}; looked for {', '.join(PICTURES)} in it and below.")
     found, source = _find_captions(folder, names, captions)
     ids = {name: id_of(name) for name in names}
-    stats = [(ids[name], (folder / name).stat()) for name in names]
-    identity = fingerprint([(i, stat.st_size, stat.st_mtime_ns) for i, stat in stats], found, seed)
+    stamps = {ids[name]: stamp_of(folder / name) for name in names}
     items = [Item(id=ids[name], image=folder / name) for name in names]
-    if not found:
-        queries = [Query(id=item.id, image=item.image, task="i2i", positives=(item.id,)) for item in items]
+    if found:
+        share = f"{len(names):,}" if len(found) == len(names) else f"{len(found):,} of {len(names):,}"
+        about = f"{sum(map(len, found.values())):,} captions from {source} for {share} pictures"
+    else:
         about = f"{len(names):,} pictures without captions: every picture is its own query"
-        return FolderCollection(Collection(items, {"train": queries}), False, about, identity)
+    return FolderCollection(
+        collection=Collection(items, _ask({ids[name]: lines for name, lines in found.items()}, items, seed)),
+        supervised=bool(found),
+        about=f"{about}; folders that cannot be read: {', '.join(unread)}" if unread else about,
+        identity=fingerprint([(i, *(stamp or (None, None))) for i, stamp in stamps.items()], found, seed),
+        stamps=stamps,
+        captioned=frozenset(ids[name] for name in found),
+        unread=unread,
+    )
+
+
+def _ask(captions: Mapping[str, Sequence[str]], items: Sequence[Item], seed: int) -> dict[str, Sequence[Query]]:
+    """Return captions by item id as queries of two splits; without captions every picture asks for itself."""
+    if not captions:
+        return {"train": [Query(id=i.id, image=i.image, task="i2i", positives=(i.id,)) for i in items]}
     train: list[Query] = []
     val: list[Query] = []
-    for name, lines in found.items():
-        held_out = int(fingerprint("validation", seed, ids[name]), 16) % VALIDATION == 0
+    for name, lines in captions.items():
+        held_out = int(fingerprint("validation", seed, name), 16) % VALIDATION == 0
         (val if held_out else train).extend(
-            Query(id=f"{ids[name]}#{place}", text=line, task="t2i", positives=(ids[name],))
-            for place, line in enumerate(lines)
+            Query(id=f"{name}#{place}", text=line, task="t2i", positives=(name,)) for place, line in enumerate(lines)
         )
-    share = f"{len(names):,}" if len(found) == len(names) else f"{len(found):,} of {len(names):,}"
-    about = f"{sum(map(len, found.values())):,} captions from {source} for {share} pictures"
-    return FolderCollection(Collection(items, {"train": train, "val": val}), True, about, identity)
+    return {"train": train, "val": val}
 
 
 def id_of(name: str) -> str:
@@ -102,21 +136,38 @@ def words_of(name: str) -> str:
     return "" if CAMERA_WORDS.issuperset(word.lower() for word in words) else " ".join(words).lower()
 
 
-def _find_pictures(folder: Path) -> Iterator[str]:
-    """Yield the pictures' paths relative to the folder, posix, in order; what is hidden is passed over."""
-    for place, folders, files in os.walk(folder):
+def _find_pictures(folder: Path, unread: dict[str, str]) -> Iterator[str]:
+    """Yield the pictures' paths relative to the folder, posix, in order; what is hidden is passed over.
+
+    Whether they can be read shows when they are. A folder that cannot be listed is put down in `unread`.
+    """
+
+    def note(error: OSError) -> None:
+        place = Path(error.filename)
+        unread[place.relative_to(folder).as_posix()] = f"the folder {place} cannot be read ({error.strerror})."
+
+    for place, folders, files in os.walk(folder, onerror=note):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(files):
+        for name in sorted([*files, *folders]):
             if not name.startswith(".") and name.lower().endswith(PICTURES):
                 yield (Path(place) / name).relative_to(folder).as_posix()
+
+
+def stamp_of(path: Path) -> Stamp:
+    """Return size and time of a file, None where it is no plain file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return (found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None
 
 
 def _find_captions(folder: Path, names: Sequence[str], captions: str) -> tuple[dict[str, list[str]], str]:
     """Return the captions of every picture that has some, and in words where they come from."""
     how = captions
     if captions == "auto":
-        tables = [name for name in USUAL_TABLES if (folder / name).is_file()]
-        beside = any(_sidecar(folder, name).is_file() for name in names)
+        tables = [name for name in USUAL_TABLES if os.path.isfile(folder / name)]
+        beside = any(os.path.isfile(_sidecar(folder, name)) for name in names)
         how = "sidecar" if beside else str(folder / tables[0]) if tables else "none"
     if how == "none":
         return {}, ""
@@ -135,22 +186,22 @@ def _find_captions(folder: Path, names: Sequence[str], captions: str) -> tuple[d
     return kept, source
 
 
+def find_captions(folder: Path, ids: Iterable[str], captions: str = "auto") -> dict[str, list[str]]:
+    """Return what captions the pictures of these ids have, without reading the whole folder."""
+    names = {path_of(name): name for name in ids}
+    with suppress(SiglumError, OSError):  # captions that have gone since are not shown
+        found, _ = _find_captions(folder, list(names), captions) if names else ({}, "")
+        return {names[name]: lines for name, lines in found.items()}
+    return {}
+
+
 def _sidecar(folder: Path, name: str) -> Path:
     return (folder / name).with_suffix(".txt")
 
 
 def _read_sidecars(folder: Path, names: Sequence[str]) -> dict[str, list[str]]:
     paths = {name: _sidecar(folder, name) for name in names}
-    return {name: _read_text(path).splitlines() for name, path in paths.items() if path.is_file()}
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise SiglumError(f"{path} is not UTF-8 text; save it as UTF-8.") from error
-    except OSError as error:
-        raise SiglumError(f"{path} cannot be read: {error.strerror or error}.") from error
+    return {name: read_text(path).splitlines() for name, path in paths.items() if os.path.isfile(path)}
 
 
 def _read_table(folder: Path, names: Sequence[str], where: str) -> tuple[dict[str, list[str]], str]:
@@ -159,7 +210,7 @@ def _read_table(folder: Path, names: Sequence[str], where: str) -> tuple[dict[st
     path = Path(file) if Path(file).is_file() else folder / file
     if path.suffix.lower() not in TABLES or not path.is_file():
         raise SiglumError(
-            f"captions is {where!r}, but must be auto, sidecar, names, none or a file that exists"
+            f"captions is {where!r}, but must be auto, products, sidecar, names, none or a file that exists"
             f" ({', '.join(TABLES)}), perhaps with columns: FILE:image_column:caption_column."
         )
     rows = list(_rows(path))
@@ -190,7 +241,7 @@ def _rows(path: Path) -> Iterator[Record]:
     elif path.suffix.lower() == ".parquet":
         yield from (record for _, record in parquet_records(path))
     else:
-        lines = _read_text(path).splitlines(keepends=True)
+        lines = read_text(path).splitlines(keepends=True)
         mark = max(",;\t|", key=lines[0].count) if lines else ","
         try:
             for row in csv.DictReader(lines, delimiter=mark, skipinitialspace=True):

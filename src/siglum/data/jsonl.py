@@ -48,7 +48,7 @@ def scan_lines(path: Path) -> Iterator[tuple[int, str, Record]]:
 
 def _parse(line: bytes, path: Path, where: str) -> Record:
     try:
-        record = json.loads(line)
+        record = json.loads(line.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise SiglumError(f"{path}, {where}: this is not valid JSON ({error}); the file may be truncated.") from error
     if not isinstance(record, dict):

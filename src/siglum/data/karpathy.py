@@ -9,7 +9,8 @@ from typing import Any
 from siglum.data.collection import SPLITS, Collection
 from siglum.data.folder import id_of
 from siglum.files import read_record
-from siglum.types import Item, Query, SiglumError, one_of
+from siglum.given import encodable
+from siglum.types import Item, Query, SiglumError, one_of, shown
 
 SPLIT_OF = {"train": "train", "restval": "train", "val": "val", "test": "test"}
 """COCO's restval, what is left of its validation pictures, counts as training."""
@@ -49,12 +50,20 @@ def _read_entries(path: Path) -> Sequence[dict[str, Any]]:
     if not isinstance(entries, list) or not entries:
         raise SiglumError(f"{path} lists no pictures under images; it must be a dataset file in Karpathy's layout.")
     for number, entry in enumerate(entries):
-        known = isinstance(entry, dict) and {"filename", "split", "sentences"} <= set(entry)
-        if not known or not all(isinstance(s, dict) and isinstance(s.get("raw"), str) for s in entry["sentences"]):
+        if not _is_whole(entry):
             raise SiglumError(
-                f"{path}: picture {number} is {str(entry)[:60]}..., but needs filename, split and sentences with raw."
+                f"{path}: picture {number} is {shown(entry)}, but needs filename, split and sentences with raw."
             )
     return entries
+
+
+def _is_whole(entry: Any) -> bool:
+    """Return whether a record has what is needed of it, each of its kind."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("sentences"), list):
+        return False
+    words = [entry.get("filename"), entry.get("split"), entry.get("filepath", "")]
+    words += [sentence.get("raw") if isinstance(sentence, dict) else None for sentence in entry["sentences"]]
+    return bool(entry.get("filename")) and all(isinstance(text, str) and encodable(text) for text in words)
 
 
 def _relative(entry: dict[str, Any], nested: bool) -> Path:

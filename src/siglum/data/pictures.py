@@ -4,11 +4,16 @@
 
 from __future__ import annotations
 
+import os
+import stat
+import sys
 from collections import deque
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, TypeGuard
 
 import numpy as np
 
@@ -21,6 +26,8 @@ DEEP_GREY = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 """Pillow's names for grey pictures of 16 bits."""
 FRAMINGS = ("whole", "centre")
 """Resized to the square without cropping, or the shorter side resized and the centre square cut out, as CLIP does."""
+HEIC = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+"""The brands by which a HEIF file says what it is, after `ftyp`; a phone may call it anything."""
 STRIP = 8
 """A picture this many times longer than wide loses its ends before it is resized, which bounds memory."""
 
@@ -32,8 +39,8 @@ class PictureError(SiglumError):
 def load_picture(picture: Picture, size: int, framing: str = "whole") -> np.ndarray:
     """Return a picture as uint8 (size, size, 3), resized bicubically and framed as one of `FRAMINGS` says.
 
-    Files are turned as their EXIF data says and brought to RGB; transparent parts become white. An array that
-    already has the right size is returned as it is.
+    Files, bytes and PIL images are turned as their EXIF data says and brought to RGB; transparent parts become white.
+    An array that already has the right size is returned as it is.
 
     >>> load_picture(np.zeros((2, 3, 3), np.uint8), 4).shape
     (4, 4, 3)
@@ -43,11 +50,32 @@ def load_picture(picture: Picture, size: int, framing: str = "whole") -> np.ndar
     one_of("framing", framing, FRAMINGS)
     if isinstance(picture, str | Path):
         return _load_file(Path(picture), size, framing)
+    if isinstance(picture, bytes):
+        with _telling("the picture given as bytes"):
+            return _read(BytesIO(picture), "the picture given as bytes", size, framing)
     if isinstance(picture, np.ndarray):
         return _resize_array(picture, size, framing)
+    if is_image(picture):
+        with _telling("the PIL image"):
+            _refuse_large(picture, "the PIL image")
+            return _frame(picture, size, framing)
     if isinstance(picture, Drawing):
         return _checked(picture.pixels(size), f"the drawing {type(picture).__name__}", size)
-    raise SiglumError(f"a picture must be a path, an array or a drawing, but this is a {type(picture).__name__}.")
+    raise SiglumError(
+        f"a picture must be a path, bytes, a PIL image, an array or a drawing, but this is a {type(picture).__name__}."
+    )
+
+
+def is_image(value: object) -> TypeGuard[Image]:
+    """Return whether a value is a PIL image; where Pillow was never imported, none is."""
+    pillow = sys.modules.get("PIL.Image")
+    return pillow is not None and isinstance(value, pillow.Image)
+
+
+def file_of(picture: object) -> Path | None:
+    """Return the file that a picture is read from, as far as it is known: that of a PIL image may be."""
+    name = getattr(picture, "filename", None) if is_image(picture) else picture
+    return Path(name) if isinstance(name, str | Path) and str(name) else None
 
 
 def stream_pictures(
@@ -81,48 +109,78 @@ def stream_pictures(
         pool.shutdown(cancel_futures=True)
 
 
-def load_pictures(
-    pictures: Sequence[Picture], size: int, strict: bool, framing: str = "whole"
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the readable pictures, uint8 (M, size, size, 3), and which of all they are, bool (N,) with M true.
-
-    With `strict` the first unreadable picture raises instead of being skipped.
-    """
-    pixels_NSS3 = np.empty((len(pictures), size, size, 3), np.uint8)
-    ok_N = np.zeros(len(pictures), bool)
-    loaded = 0
-    for place, picture in enumerate(pictures):
-        try:
-            pixels_NSS3[loaded] = load_picture(picture, size, framing)
-        except PictureError:
-            if strict:
-                raise
-            continue
-        ok_N[place] = True
-        loaded += 1
-    return pixels_NSS3[:loaded], ok_N
-
-
 def _load_file(path: Path, size: int, framing: str) -> np.ndarray:
-    from PIL import Image, ImageOps
+    what = f"the picture {path}"
+    try:
+        with _telling(what):
+            # Opening a pipe would wait for whoever writes it, perhaps for ever.
+            if not stat.S_ISREG(os.stat(path).st_mode):
+                raise PictureError(f"{what} is {'a folder' if path.is_dir() else 'no plain file'}.")
+            with path.open("rb") as file:
+                return _read(file, what, size, framing)
+    except FileNotFoundError as error:
+        why = "is a link to a file that does not exist" if path.is_symlink() else "does not exist"
+        raise PictureError(f"{what} {why}.") from error
+
+
+@contextmanager
+def _telling(what: str) -> Iterator[None]:
+    """Say in one sentence that a picture cannot be read: Pillow's decoders raise almost anything on a damaged one."""
+    from PIL import UnidentifiedImageError
 
     try:
-        with Image.open(path) as image:
-            pixels = image.width * image.height
-            if Image.MAX_IMAGE_PIXELS and pixels > Image.MAX_IMAGE_PIXELS:
-                raise PictureError(
-                    f"{path} has {pixels} pixels, above the limit of {Image.MAX_IMAGE_PIXELS}; shrink it."
-                )
-            # A large JPEG is decoded at a fraction of its size; twice the target leaves the resize enough to work on.
-            image.draft(None, (2 * size, 2 * size))
-            upright = ImageOps.exif_transpose(image)
-            return _to_square(_to_rgb(upright), size, framing)
-    except PictureError:
+        yield
+    except (PictureError, FileNotFoundError):
         raise
-    except FileNotFoundError as error:
-        raise PictureError(f"the picture {path} does not exist.") from error
-    except Exception as error:  # Pillow's decoders raise almost anything on a damaged file, SyntaxError included.
-        raise PictureError(f"the picture {path} cannot be read ({type(error).__name__}: {error}).") from error
+    except UnidentifiedImageError as error:
+        raise PictureError(f"{what} cannot be read (of no known kind, or damaged).") from error
+    except Exception as error:  # SyntaxError included
+        told = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
+        raise PictureError(f"{what} cannot be read ({told}).") from error
+
+
+def _read(file: IO[bytes], what: str, size: int, framing: str) -> np.ndarray:
+    """Decode an open file."""
+    from PIL import Image
+
+    _prepare(file, what)
+    with Image.open(file) as image:
+        _refuse_large(image, what)
+        # A large JPEG is decoded at a fraction of its size; twice the target leaves the resize enough.
+        image.draft(None, (2 * size, 2 * size))
+        return _frame(image, size, framing)
+
+
+def _refuse_large(image: Image, what: str) -> None:
+    """Refuse a picture so large that it may be made to exhaust memory, before it is decoded."""
+    from PIL.Image import MAX_IMAGE_PIXELS as most
+
+    pixels = image.width * image.height
+    if most and pixels > most:
+        raise PictureError(f"{what} has {pixels} pixels, above the limit of {most}; shrink it.")
+
+
+def _frame(image: Image, size: int, framing: str) -> np.ndarray:
+    """Turn a picture upright, bring it to RGB and make a square of it."""
+    from PIL.ImageOps import exif_transpose
+
+    return _to_square(_to_rgb(exif_transpose(image)), size, framing)
+
+
+def _prepare(file: IO[bytes], what: str) -> None:
+    """Teach Pillow HEIF when the first such file is met, or say what is missing for it."""
+    head = file.read(12)
+    file.seek(0)
+    if not head:
+        raise PictureError(f"{what} cannot be read (the file is empty).")
+    if head[4:8] == b"ftyp" and head[8:] in HEIC:
+        try:
+            from pillow_heif import register_heif_opener
+        except ImportError as error:
+            raise PictureError(
+                f"{what} is HEIC, which needs the package pillow-heif; install it with `pip install 'siglum[heic]'`."
+            ) from error
+        register_heif_opener()
 
 
 def _to_rgb(image: Image) -> Image:

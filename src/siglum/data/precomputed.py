@@ -5,12 +5,15 @@ Shapes: N rows, D numbers a row.
 
 from __future__ import annotations
 
+import zipfile
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from siglum.data.parquet import load_pyarrow
 from siglum.data.vectors import features_of
 from siglum.files import ids_from_arrays, read_tensors
 from siglum.types import Features, SiglumError
@@ -19,6 +22,9 @@ PART_OF = {"image": "image", "img": "image", "text": "text", "txt": "text"}
 """Names of arrays and the part they hold."""
 LAYOUTS = "image and text (either may be missing), with ids if you like"
 GENIUS = ("img", "text", "img_mask", "text_mask", "id_to_index")
+
+BROKEN = (OSError, EOFError, KeyError, NotImplementedError, SyntaxError, zipfile.BadZipFile, zlib.error)
+"""What numpy and zipfile raise on damaged files, beside ValueError."""
 
 
 def read_features(path: Path, ids: Sequence[str] | None = None) -> Features:
@@ -73,6 +79,8 @@ def _read_npz(path: Path, ids: Sequence[str] | None) -> Features:
     with _numpy(path) as file:
         try:
             arrays = {name: file[name] for name in file.files}
+        except BROKEN as error:
+            raise SiglumError(f"{path} is not a whole numpy file of numbers ({error}).") from error
         except ValueError as error:
             raise SiglumError(f"{path} holds arrays of Python objects; save ids as strings of one length.") from error
     own = arrays.pop("ids", None)
@@ -82,7 +90,7 @@ def _read_npz(path: Path, ids: Sequence[str] | None) -> Features:
 def _numpy(path: Path) -> Any:
     try:
         return np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except (*BROKEN, ValueError) as error:
         raise SiglumError(f"{path} is not a whole numpy file of numbers ({error}).") from error
 
 
@@ -98,8 +106,7 @@ def _read_safetensors(path: Path, ids: Sequence[str] | None) -> Features:
 
 
 def _read_parquet(path: Path, ids: Sequence[str] | None) -> Features:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    pa, pq = load_pyarrow()
 
     try:
         table = pq.read_table(path)
@@ -114,7 +121,7 @@ def _read_parquet(path: Path, ids: Sequence[str] | None) -> Features:
 
 def _list_column(path: Path, name: str, column: Any) -> np.ndarray:
     """Return a column of lists as an array (N, D), with NaN where it is null."""
-    import pyarrow as pa
+    pa, _ = load_pyarrow()
 
     kind = column.type
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
@@ -146,7 +153,8 @@ def _read_genius(path: Path, ids: Sequence[str] | None) -> Features:
         tensor = found[name] if found[name].dtype == torch.float16 else found[name].float()
         arrays[name] = tensor.numpy()[rows]
         masks[PART_OF[name]] = found[f"{name}_mask"].reshape(-1).bool().numpy()[rows]
-    return _features(path, arrays, list(found["id_to_index"]), ids, masks)
+    # The ids of a union of pools are tensors of one number.
+    return _features(path, arrays, [int(key) for key in found["id_to_index"]], ids, masks)
 
 
 def _features(

@@ -47,17 +47,23 @@ def read_run(path: Path) -> Run:
 
 def write_run(path: Path, run: Run, tag: str = "siglum") -> None:
     """Write a run file with ranks from 1 and strictly decreasing scores; a query without results leaves no line."""
-    _check_id("the tag", tag)
     with atomic(path) as file:
         for query, results in run.items():
-            _check_id("the query id", query)
-            if len({item for item, _ in results}) < len(results):
-                raise SiglumError(f"query {query!r} lists an item twice, so its run cannot be written to {path}.")
-            scores = decreasing_scores([score for _, score in results])
-            for rank, ((item, _), score) in enumerate(zip(results, scores, strict=True), 1):
-                _check_id("the item id", item)
-                # str() of a float32 is its shortest form; plain formatting would show it as a float64.
-                file.write(f"{query} Q0 {item} {rank} {score!s} {tag}\n".encode())
+            file.write(run_lines(query, results, tag).encode())
+
+
+def run_lines(query: str, results: list[tuple[str, float]], tag: str = "siglum") -> str:
+    """Return the lines of one query in a run, ranks from 1 and scores strictly decreasing."""
+    _check_id("the tag", tag)
+    _check_id("the query id", query)
+    if len({item for item, _ in results}) < len(results):
+        raise SiglumError(f"query {query!r} lists an item twice, so its run cannot be written.")
+    lines = []
+    for rank, ((item, _), score) in enumerate(zip(results, decreasing_scores([s for _, s in results]), strict=True), 1):
+        _check_id("the item id", item)
+        # str() of a float32 is its shortest form; plain formatting would show it as a float64.
+        lines.append(f"{query} Q0 {item} {rank} {score!s} {tag}\n")
+    return "".join(lines)
 
 
 def decreasing_scores(scores: list[float]) -> list[np.float32]:

@@ -11,12 +11,17 @@ import numpy as np
 
 from siglum.device import check_device
 from siglum.files import file_fingerprint, fingerprint
-from siglum.types import SiglumError, one_of
+from siglum.types import SiglumError, one_of, shown
 
 if TYPE_CHECKING:
     import torch
 
 PRECISIONS = ("auto", "float32", "bfloat16", "float16")
+ENCODER_PARTS = (
+    *("name", "image_dim", "text_dim", "picture_size", "framing", "joint"),
+    *("encode_texts", "encode_images", "fingerprint"),
+)
+"""What an `Encoder` has."""
 
 
 @runtime_checkable
@@ -77,6 +82,29 @@ class PairEncoder(Encoder, Protocol):
     def encode_pairs(self, texts: Sequence[str | None], pictures: Sequence[np.ndarray | None]) -> np.ndarray:
         """Return one float32 row a pair, (N, D); either part of a pair may be missing, but not both."""
         ...
+
+
+def check_encoder(encoder: object, fingerprint: str | None, image_dim: int, text_dim: int) -> Encoder:
+    """Return an encoder if it makes the features of a run: of these widths (or none), and of these weights if known."""
+    if not isinstance(encoder, Encoder):
+        lacking = ", ".join(name for name in ENCODER_PARTS if not hasattr(encoder, name))
+        raise SiglumError(f"{shown(encoder)} is no encoder: it lacks {lacking}; see siglum.encode.base.Encoder.")
+    check_weights(encoder, fingerprint)
+    for part, own, wanted in (("image", encoder.image_dim, image_dim), ("text", encoder.text_dim, text_dim)):
+        if own not in (0, wanted):
+            raise SiglumError(
+                f"{encoder.name} makes {part} features of {own} numbers, but those of this run have {wanted}."
+            )
+    return encoder
+
+
+def check_weights(encoder: Encoder, fingerprint: str | None) -> None:
+    """Refuse an encoder with other weights than those of this fingerprint, if there is one."""
+    if fingerprint is not None and encoder.fingerprint() != fingerprint:
+        raise SiglumError(
+            f"this run was encoded with other weights than {encoder.name} has now (fingerprint {fingerprint}, not"
+            f" {encoder.fingerprint()}); bring those back, or encode and train again."
+        )
 
 
 def torch_precision(precision: str, device: str) -> torch.dtype:

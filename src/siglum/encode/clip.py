@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from siglum.encode.frozen import FrozenEncoder, Lens, read_lens, vocabulary_mark
+from siglum.encode.frozen import FrozenEncoder, ImageTransform, read_transform, vocabulary_mark
 from siglum.encode.hub import load_model, load_tokenizer, model_folder, need, weight_files
 
 OPENAI = {
@@ -24,11 +24,17 @@ class ClipEncoder(FrozenEncoder):
     """The projected features of a CLIP; texts are cut at its context, usually 77 tokens."""
 
     def __init__(
-        self, name: str, model: Any, tokenizer: Any, lens: Lens, sources: Sequence[Path | str], **settings: Any
+        self,
+        name: str,
+        model: Any,
+        tokenizer: Any,
+        transform: ImageTransform,
+        sources: Sequence[Path | str],
+        **settings: Any,
     ) -> None:
         """Take a transformers model with `get_text_features` and `get_image_features`, and its tokenizer."""
         dim = getattr(model.config, "projection_dim", model.config.vision_config.hidden_size)
-        super().__init__(name, lens, dim, [*sources, vocabulary_mark(tokenizer)], **settings)
+        super().__init__(name, transform, dim, [*sources, vocabulary_mark(tokenizer)], **settings)
         self.context = model.config.text_config.max_position_embeddings
         self.model, self.tokenizer = model.to(self.device, self.dtype), tokenizer
 
@@ -50,13 +56,12 @@ class ClipEncoder(FrozenEncoder):
         return features_ND
 
 
-def build(model: str, *, device: str = "cpu", precision: str = "auto", batch_size: int = 64) -> ClipEncoder:
+def build(model: str, **settings: Any) -> ClipEncoder:
     """Return the CLIP of one of OpenAI's names, a name on the hub, or a folder."""
     name = f"clip:{model}"
     transformers = need("transformers", name, "transformers")
     folder = model_folder(OPENAI.get(model, model), name)
     clip = load_model(transformers.CLIPModel, folder)
-    lens = read_lens(folder, Lens(clip.config.vision_config.image_size))
+    transform = read_transform(folder, ImageTransform(clip.config.vision_config.image_size))
     sources = [folder / "config.json", *weight_files(folder)]
-    settings = {"device": device, "precision": precision, "batch_size": batch_size}
-    return ClipEncoder(name, clip, load_tokenizer(folder), lens, sources, **settings)
+    return ClipEncoder(name, clip, load_tokenizer(folder), transform, sources, **settings)

@@ -26,7 +26,7 @@ OPENAI_MEAN, OPENAI_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26
 
 
 @dataclass(frozen=True, slots=True)
-class Lens:
+class ImageTransform:
     """How a model sees a picture: at which size, framed how, with colours on which scale."""
 
     size: int
@@ -49,8 +49,8 @@ class Lens:
         return normal_NSS3.permute(0, 3, 1, 2).contiguous()
 
 
-def read_lens(folder: Path, default: Lens) -> Lens:
-    """Return the lens that a model's folder describes; what it does not say is as in `default`, as is the size."""
+def read_transform(folder: Path, default: ImageTransform) -> ImageTransform:
+    """Return the transform that a model's folder describes; what it does not say is as in `default`, as is the size."""
     for name, part in (("preprocessor_config.json", None), ("processor_config.json", "image_processor")):
         if (folder / name).exists():
             record: dict[str, Any] = read_record(folder / name)
@@ -58,7 +58,7 @@ def read_lens(folder: Path, default: Lens) -> Lens:
             crops = record.get("do_center_crop")
             framing = default.framing if crops is None else ("centre" if crops else "whole")
             mean, std = record.get("image_mean") or default.mean, record.get("image_std") or default.std
-            return Lens(default.size, framing, tuple(mean), tuple(std))
+            return ImageTransform(default.size, framing, tuple(mean), tuple(std))
     return default
 
 
@@ -70,7 +70,7 @@ class FrozenEncoder:
     def __init__(
         self,
         name: str,
-        lens: Lens,
+        transform: ImageTransform,
         dim: int,
         sources: Sequence[Path | str],
         *,
@@ -81,24 +81,24 @@ class FrozenEncoder:
         """Keep the settings; `sources` are the files and other facts that make the features what they are."""
         if batch_size < 1:
             raise SiglumError(f"the batch size is {batch_size}, but must be at least 1.")
-        self.name, self.lens, self.batch_size = name, lens, batch_size
+        self.name, self.transform, self.batch_size = name, transform, batch_size
         self.device, self.dtype = torch.device(check_device(device)), torch_precision(precision, device)
-        self._identity = (name.partition(":")[0], lens.size, lens.framing, lens.mean, lens.std)
+        self._identity = (name.partition(":")[0], transform.size, transform.framing, transform.mean, transform.std)
         self._sources, self._fingerprint = sources, ""
         self.image_dim = self.text_dim = dim
 
     @property
     def picture_size(self) -> int:
         """Side in pixels of the pictures it takes."""
-        return self.lens.size
+        return self.transform.size
 
     @property
     def framing(self) -> str:
         """How a picture becomes a square: `whole` or `centre`."""
-        return self.lens.framing
+        return self.transform.framing
 
     def fingerprint(self) -> str:
-        """Return 16 hex digits that change with the weights, the tokenizer and the lens."""
+        """Return 16 hex digits that change with the weights, the tokenizer and the transform."""
         if not self._fingerprint:
             marks = [file_fingerprint(part) if isinstance(part, Path) else part for part in self._sources]
             self._fingerprint = fingerprint(*self._identity, *marks)
@@ -122,7 +122,7 @@ class FrozenEncoder:
 
     def see(self, pictures: Sequence[np.ndarray] | np.ndarray) -> Tensor:
         """Return pictures as the model takes them, (N, 3, S, S)."""
-        return self.lens.pixels(pictures).to(self.device, self.dtype)
+        return self.transform.pixels(pictures).to(self.device, self.dtype)
 
     def in_batches(self, inputs: Sequence[Row] | Any, encode: Callable[[Sequence[Row]], Tensor]) -> np.ndarray:
         """Encode inputs batch by batch, float32 (N, D)."""

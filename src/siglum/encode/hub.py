@@ -81,7 +81,8 @@ def model_folder(name: str, encoder: str, *, weights: bool = True) -> Path:
     except Exception as error:  # The hub's client raises errors of many packages: no name, no network, no entry.
         raise SiglumError(
             f"encoder {encoder} needs {name!r}, which is no folder here and could not be fetched from the Hugging Face "
-            f"hub ({type(error).__name__}); fetch it where there is a network with `hf download {name}`."
+            f"hub ({type(error).__name__}); fetch it where there is a network with `hf download {name}`, which"
+            " `pip install huggingface_hub` brings."
         ) from error
     return folder
 

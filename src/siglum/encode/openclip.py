@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from siglum.encode.frozen import FrozenEncoder, Lens
+from siglum.encode.frozen import FrozenEncoder, ImageTransform
 from siglum.encode.hub import need
 from siglum.files import fingerprint
 from siglum.types import SiglumError, one_of
@@ -24,14 +24,14 @@ FRAMINGS = {"shortest": "centre", "squash": "whole"}
 class OpenClipEncoder(FrozenEncoder):
     """The projected features of an open_clip model."""
 
-    def __init__(self, name: str, model: Any, tokenizer: Any, lens: Lens, **settings: Any) -> None:
+    def __init__(self, name: str, model: Any, tokenizer: Any, transform: ImageTransform, **settings: Any) -> None:
         """Take a model with `encode_text` and `encode_image`, and its tokenizer of a fixed length."""
         model = model.eval()
         with torch.inference_mode():
-            dim = model.encode_image(torch.zeros(1, 3, lens.size, lens.size)).shape[1]
+            dim = model.encode_image(torch.zeros(1, 3, transform.size, transform.size)).shape[1]
         # The weights' file is known to open_clip alone, so the fingerprint is that of the weights themselves.
         marks = [mark for key, value in model.state_dict().items() for mark in (key, fingerprint(value.float()))]
-        super().__init__(name, lens, dim, marks, **settings)
+        super().__init__(name, transform, dim, marks, **settings)
         self.model, self.tokenizer = model.to(self.device, self.dtype), tokenizer
 
     def text_features(self, texts: Sequence[str]) -> Tensor:
@@ -45,7 +45,7 @@ class OpenClipEncoder(FrozenEncoder):
         return features_ND
 
 
-def build(model: str, *, device: str = "cpu", precision: str = "auto", batch_size: int = 64) -> OpenClipEncoder:
+def build(model: str, **settings: Any) -> OpenClipEncoder:
     """Return the open_clip model of `ARCH/PRETRAINED`, `ARCH/FILE`, `hf-hub:ORG/NAME` or a folder."""
     name = f"openclip:{model}"
     open_clip = need("open_clip", name, "openclip")
@@ -63,9 +63,8 @@ def build(model: str, *, device: str = "cpu", precision: str = "auto", batch_siz
     shown = open_clip.get_model_preprocess_cfg(found)
     size = shown["size"] if isinstance(shown["size"], int) else shown["size"][0]
     framing = FRAMINGS[one_of(f"the resize mode of {model}", shown.get("resize_mode") or "shortest", FRAMINGS)]
-    lens = Lens(size, framing, tuple(shown["mean"]), tuple(shown["std"]))
-    settings = {"device": device, "precision": precision, "batch_size": batch_size}
-    return OpenClipEncoder(name, found, tokenizer, lens, **settings)
+    transform = ImageTransform(size, framing, tuple(shown["mean"]), tuple(shown["std"]))
+    return OpenClipEncoder(name, found, tokenizer, transform, **settings)
 
 
 def _split(open_clip: Any, model: str) -> tuple[str, str | None]:

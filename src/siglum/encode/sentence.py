@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -39,9 +40,18 @@ class SentenceEncoder:
         self.text_dim = int(self.model.encode([""], show_progress_bar=False).shape[1])
 
     def encode_texts(self, texts: Sequence[str]) -> np.ndarray:
-        """Return one row a text, float32 (N, Dt)."""
+        """Return one row a text, float32 (N, Dt); a text of unknown words alone is a zero row."""
         rows_ND = self.model.encode(list(texts), batch_size=self.batch_size, show_progress_bar=False)
-        return np.asarray(rows_ND, np.float32).reshape(len(texts), self.text_dim)
+        found_ND = np.array(rows_ND, np.float32).reshape(len(texts), self.text_dim)
+        found_ND[[self._is_unknown(text) for text in texts]] = 0
+        return found_ND
+
+    def _is_unknown(self, text: str) -> bool:
+        """Return whether no word of a text is in the vocabulary: all such texts would get one and the same row."""
+        unknown = getattr(self.model.tokenizer, "unk_token_id", None)
+        if unknown is None or any(letter.isascii() and letter.isalnum() for letter in text):
+            return False
+        return all(token == unknown for token in self.model.tokenizer.encode(text, add_special_tokens=False))
 
     def encode_images(self, pictures: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
         """Refuse pictures."""
@@ -59,9 +69,9 @@ class SentenceEncoder:
         return weights_fingerprint("sentence", (path for path in self.folder.rglob("*") if path.suffix in kinds))
 
 
-def build(model: str, *, device: str, precision: str, batch_size: int) -> SentenceEncoder:
+def build(model: str, **settings: Any) -> SentenceEncoder:
     """Return the encoder `sentence:MODEL`; a hub name is fetched unless it is in the cache already."""
     from siglum.encode.hub import model_folder
 
     name = f"sentence:{model}"
-    return SentenceEncoder(name, model_folder(model, name), device=device, precision=precision, batch_size=batch_size)
+    return SentenceEncoder(name, model_folder(model, name), **settings)

@@ -6,11 +6,12 @@ NaFlex variants, which take pictures of any shape, are refused.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
 from siglum.encode.clip import ClipEncoder
-from siglum.encode.frozen import Lens, read_lens
+from siglum.encode.frozen import ImageTransform, read_transform
 from siglum.encode.hub import load_model, load_tokenizer, model_folder, need, weight_files
 from siglum.files import read_record
 from siglum.types import SiglumError
@@ -26,7 +27,7 @@ class SiglipEncoder(ClipEncoder):
         return {"input_ids": super().tokens([text.lower() for text in texts])["input_ids"]}
 
 
-def build(model: str, *, device: str = "cpu", precision: str = "auto", batch_size: int = 64) -> SiglipEncoder:
+def build(model: str, **settings: Any) -> SiglipEncoder:
     """Return the SigLIP of a name on the hub, or of a folder."""
     name = f"siglip2:{model}"
     transformers = need("transformers", name, "transformers")
@@ -40,7 +41,6 @@ def build(model: str, *, device: str = "cpu", precision: str = "auto", batch_siz
     siglip = load_model(transformers.SiglipModel, folder)
     tokenizer = load_tokenizer(folder)
     tokenizer.padding_side = "right"
-    lens = read_lens(folder, Lens(siglip.config.vision_config.image_size, "whole", HALF, HALF))
+    transform = read_transform(folder, ImageTransform(siglip.config.vision_config.image_size, "whole", HALF, HALF))
     sources = [folder / "config.json", *weight_files(folder)]
-    settings = {"device": device, "precision": precision, "batch_size": batch_size}
-    return SiglipEncoder(name, siglip, tokenizer, lens, sources, **settings)
+    return SiglipEncoder(name, siglip, tokenizer, transform, sources, **settings)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from siglum.encode.frozen import FrozenEncoder, Lens, vocabulary_mark
+from siglum.encode.frozen import FrozenEncoder, ImageTransform, vocabulary_mark
 from siglum.encode.hub import count_layers, fill, need, read_checkpoint, take, tokenizer_beside
 from siglum.types import SiglumError
 
@@ -47,8 +47,8 @@ class BlipFusionEncoder(FrozenEncoder):
     ) -> None:
         """Take BLIP's vision and text models and a BERT tokenizer."""
         vision, text = towers
-        lens = Lens(vision.config.image_size, "whole")
-        super().__init__(name, lens, text.config.hidden_size, [*sources, vocabulary_mark(tokenizer)], **settings)
+        transform = ImageTransform(vision.config.image_size, "whole")
+        super().__init__(name, transform, text.config.hidden_size, [*sources, vocabulary_mark(tokenizer)], **settings)
         self.vision, self.text = vision.to(self.device, self.dtype), text.to(self.device, self.dtype)
         self.tokenizer, self.context = tokenizer, min(CONTEXT, text.config.max_position_embeddings)
 
@@ -88,7 +88,7 @@ class BlipFusionEncoder(FrozenEncoder):
         return features_ND
 
 
-def build(model: str, *, device: str = "cpu", precision: str = "auto", batch_size: int = 64) -> BlipFusionEncoder:
+def build(model: str, **settings: Any) -> BlipFusionEncoder:
     """Return the BLIP in a checkpoint of UniIR's."""
     name, path = f"uniir-blip-ff:{model}", Path(model)
     transformers = need("transformers", name, "transformers")
@@ -98,7 +98,6 @@ def build(model: str, *, device: str = "cpu", precision: str = "auto", batch_siz
     fill(vision, lambda key: take(state, f"visual_encoder.{_rename(key)}", path), path)
     text = transformers.BlipTextModel(_text_config(transformers, state, path))
     fill(text, lambda key: take(state, f"text_encoder.{key}", path), path)
-    settings = {"device": device, "precision": precision, "batch_size": batch_size}
     return BlipFusionEncoder(name, (vision, text), tokenizer, [path], **settings)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from siglum.encode.clip import OPENAI, ClipEncoder
-from siglum.encode.frozen import Lens
+from siglum.encode.frozen import ImageTransform
 from siglum.encode.hub import count_layers, fill, need, read_checkpoint, take, tokenizer_beside
 
 PREFIX = "clip_model."
@@ -40,7 +40,7 @@ RENAMED = (
 """Parts of names in transformers' CLIP, and in OpenAI's."""
 
 
-def build(model: str, *, device: str = "cpu", precision: str = "auto", batch_size: int = 64) -> ClipEncoder:
+def build(model: str, **settings: Any) -> ClipEncoder:
     """Return the CLIP in a checkpoint of UniIR's."""
     name, path = f"uniir-clip-sf:{model}", Path(model)
     transformers = need("transformers", name, "transformers")
@@ -49,8 +49,7 @@ def build(model: str, *, device: str = "cpu", precision: str = "auto", batch_siz
     config = _configure(transformers, state, tokenizer, path)
     clip = transformers.CLIPModel(config)
     fill(clip, lambda key: _find(state, key, path), path)
-    settings = {"device": device, "precision": precision, "batch_size": batch_size}
-    return ClipEncoder(name, clip, tokenizer, Lens(config.vision_config.image_size), [path], **settings)
+    return ClipEncoder(name, clip, tokenizer, ImageTransform(config.vision_config.image_size), [path], **settings)
 
 
 def _configure(transformers: Any, state: Mapping[str, Tensor], tokenizer: Any, path: Path) -> Any:

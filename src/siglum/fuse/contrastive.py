@@ -75,6 +75,11 @@ class DeviceFeatures:
         return image, text, has_image, has_text
 
 
+def kinds_of(features: Features, device: str = "cpu") -> Tensor:
+    """Return the modality of every row as a token (N,)."""
+    return torch.as_tensor(features.modality.astype(np.int64)).to(device)
+
+
 @torch.no_grad()
 def embed(fusion: Fusion, features: Features | DeviceFeatures, device: str, batch_size: int = 4096) -> Tensor:
     """Return the fused unit vectors (N, D) of all rows, in fp32 and without dropout."""
@@ -185,7 +190,7 @@ class _Run:
         self.items, self.queries = DeviceFeatures(vectors.items, device), DeviceFeatures(vectors.queries, device)
         self.pair_q = torch.as_tensor(vectors.pair_query).long().to(device)
         self.pair_x = torch.as_tensor(vectors.pair_item).long().to(device)
-        self.modality = torch.as_tensor(vectors.items.modality.astype(np.int64)).to(device)
+        self.modality = kinds_of(vectors.items, device)
         self.optimiser = adam([(fusion, 1.0, config.weight_decay)])
         self.steps = num_batches(len(self.pair_q), config.batch_size)
         self.validation = vectors.of_split("val")

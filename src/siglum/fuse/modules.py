@@ -47,8 +47,8 @@ class Fusion(nn.Module):
         mask_i, mask_t = has_image_N[:, None].float(), has_text_N[:, None].float()
         image = ((image_ND.float() - self.image_shift) * self.image_scale).masked_fill(mask_i == 0, 0.0)
         text = ((text_ND.float() - self.text_shift) * self.text_scale).masked_fill(mask_t == 0, 0.0)
-        halved = self.training and trains_in_bf16("fusion.precision", self.config.precision, image.device)
-        with torch.autocast(image.device.type, torch.bfloat16, enabled=halved):
+        use_bf16 = self.training and trains_in_bf16("fusion.precision", self.config.precision, image.device)
+        with torch.autocast(image.device.type, torch.bfloat16, enabled=use_bf16):
             mixed = self.mix(image, text, mask_i, mask_t)
         return F.normalize(mixed.float(), dim=-1)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import torch
 from torch import nn
 
 from siglum.config import FusionConfig, as_dict, from_dict
-from siglum.files import begin_stage, finish_stage, open_stage, read_tensors, write_tensors
+from siglum.files import STAGE_FILE, begin_stage, facts_of, finish_stage, open_stage, read_tensors, write_tensors
 from siglum.fuse.modules import Fusion, build_fusion
 from siglum.types import SiglumError
 
@@ -26,7 +28,7 @@ def save_fusion(folder: Path, fusion: Fusion, inputs: dict[str, str], **facts: A
 def load_fusion(folder: Path, device: str = "cpu", **inputs: str) -> Fusion:
     """Read the stage."""
     record = open_stage(folder, STAGE, **inputs)
-    fusion = build_from(record)
+    fusion = build_from(folder, record)
     load_weights(fusion, folder / "fusion.safetensors", device)
     return fusion
 
@@ -40,16 +42,32 @@ def shape_of(fusion: Fusion) -> dict[str, Any]:
     }
 
 
-def build_from(record: dict[str, Any]) -> Fusion:
-    """Return a fusion module of the recorded shape, without its weights."""
-    return build_fusion(from_dict(FusionConfig, record["fusion"]), record["image_dim"], record["text_dim"])
+def build_from(folder: Path, record: dict[str, Any]) -> Fusion:
+    """Return a fusion module of the shape a stage's record speaks of, without its weights."""
+    fusion, *dims = facts_of(folder, record, fusion=dict, image_dim=int, text_dim=int)
+    with building(folder):
+        return build_fusion(from_dict(FusionConfig, fusion), *dims)
+
+
+@contextmanager
+def building(folder: Path) -> Iterator[None]:
+    """Say in one sentence that a stage's record speaks of a model that cannot be."""
+    try:
+        yield
+    except SiglumError:
+        raise
+    except (RuntimeError, ValueError, TypeError, ArithmeticError, MemoryError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise SiglumError(
+            f"{folder / STAGE_FILE} speaks of a model that cannot be built ({reason}); make the stage again."
+        ) from error
 
 
 def load_weights(module: nn.Module, path: Path, device: str) -> None:
     """Read weights into a module and put it in evaluation mode on the device."""
     try:
         module.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in read_tensors(path).items()})
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         reason = str(error).splitlines()[-1].strip()
         raise SiglumError(f"{path} does not fit the configuration it lies beside ({reason}).") from error
     module.to(device).eval()

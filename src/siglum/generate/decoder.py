@@ -20,7 +20,7 @@ START = 0
 
 
 @dataclass(slots=True)
-class State:
+class DecoderState:
     """Decoding in progress: R live rows, any number per query; `CodeDecoder.step` moves it on by one level."""
 
     rows: Rows
@@ -36,13 +36,13 @@ class State:
         """The query each row belongs to."""
         return self.rows.query_R
 
-    def select(self, parent_R: Tensor) -> State:
+    def select(self, parent_R: Tensor) -> DecoderState:
         """Return the state whose row i continues row `parent_R[i]`: rows may be reordered, repeated and left out."""
         if torch.equal(parent_R, torch.arange(len(self.query_R), device=parent_R.device)):
             # Every row goes on alone, as deep in a trie: nothing to copy (`step` replaces the cache).
-            return State(self.rows, self.kept, self.past, self.level)
-        past = [None if kv is None else (kv[0][parent_R], kv[1][parent_R]) for kv in self.past]
-        return State(Rows.of(self.query_R[parent_R], self.rows.queries), self.kept, past, self.level)
+            return DecoderState(self.rows, self.kept, self.past, self.level)
+        past = [None if kv is None else Kept(kv.k[parent_R], kv.v[parent_R]) for kv in self.past]
+        return DecoderState(Rows.of(self.query_R[parent_R], self.rows.queries), self.kept, past, self.level)
 
 
 class CodeDecoder(nn.Module):
@@ -121,9 +121,9 @@ class CodeDecoder(nn.Module):
                 row_VM /= row_VM.square().mean().sqrt()
                 self.table[self._tokens(level)][there.to(self.table.device)] = row_VM.to(self.table)
 
-    def parameter_count(self, *, trained_only: bool = False) -> int:
+    def parameter_count(self) -> int:
         """Return the number of parameters; those behind a lone soft token's softmax are not trained."""
-        return sum(p.numel() for p in self.parameters() if p.requires_grad or not trained_only)
+        return sum(parameter.numel() for parameter in self.parameters())
 
     def encode(self, query_QD: Tensor) -> Tensor:
         """Return the memory (Q, S, M) that the decoder reads."""
@@ -151,16 +151,23 @@ class CodeDecoder(nn.Module):
         return codes_QL + self.first_L
 
     @torch.no_grad()
-    def start(self, query_QD: Tensor) -> State:
-        """Begin decoding with one row per query."""
+    def start(self, states: Tensor, mask_QS: Tensor | None = None) -> DecoderState:
+        """Begin decoding with one row per query: a vector (Q, D), or what an encoder made of it (Q, S, M)."""
         if self.training:
             raise SiglumError("decoding step by step needs evaluation mode; call eval() on the decoder first.")
-        query_R = torch.arange(len(query_QD), device=query_QD.device)
-        kept = self.decoder.keep(self.encode(query_QD))
-        return State(Rows.of(query_R, len(query_QD)), kept, [None] * len(kept))
+        if states.ndim == 3 and (
+            states.shape[2] != self.config.d_model or self.config.soft_tokens == 1 != states.shape[1]
+        ):
+            raise SiglumError(
+                f"this decoder reads {'one state' if self.config.soft_tokens == 1 else 'states'} of"
+                f" {self.config.d_model} numbers a query, but was given {tuple(states.shape)}."
+            )
+        query_R = torch.arange(len(states), device=states.device)
+        kept = self.decoder.keep(self.encode(states) if states.ndim == 2 else states, mask_QS)
+        return DecoderState(Rows.of(query_R, len(states)), kept, [None] * len(kept))
 
     @torch.no_grad()
-    def step(self, state: State, token_R: Tensor | None, level: int) -> Tensor:
+    def step(self, state: DecoderState, token_R: Tensor | None, level: int) -> Tensor:
         """Read every row's code of the level before (None at level 0), move `state` on, and return hidden (R, M).
 
         The hidden states carry T5's scaling already; hand them to `level_logits` or `joint_log_softmax`.

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from siglum.config import FusionConfig, QueryConfig, config_fingerprint
-from siglum.fuse.contrastive import DeviceFeatures, contrastive_loss, dense_mrr, embed, init_module
+from siglum.fuse.contrastive import DeviceFeatures, contrastive_loss, dense_mrr, embed, init_module, kinds_of
 from siglum.fuse.modules import Fusion, build_fusion
 from siglum.log import Log, progress
 from siglum.loop import Metrics, adam, batches, cosine_lr, num_batches, seed_of, set_lr, train
@@ -44,7 +44,7 @@ class QueryHead(nn.Module):
 
     def adapt(self, query_QD: Tensor, features: Features, device: str) -> Tensor:
         """Return the unit vectors (Q, D) that decoder and geometry search with."""
-        kinds = torch.as_tensor(features.modality.astype(np.int64)).to(device)
+        kinds = kinds_of(features, device)
         return F.normalize(query_QD + self.blend_M[kinds, None] * self.answers(features, device), dim=-1)
 
     def answers(self, features: Features, device: str) -> Tensor:
@@ -71,11 +71,43 @@ def fit_query_head(
     resume: bool = False,
     log: Log | None = None,
 ) -> QueryHead | None:
-    """Train the towers one after the other; None where the config asks for none."""
+    """Train the towers against the items' reconstructions; None where the config asks for none."""
     if config.members == 0:
         return None
-    head = QueryHead(config, tokenizer.quantizer.dim, vectors.items.image.shape[1], vectors.items.text.shape[1])
-    run = _Run(vectors, tokenizer, config, device)
+    tokenizer.quantizer.check_geometry("a query head (query.members above 0)")
+    item_ND = embed(tokenizer.fusion, vectors.items, device)
+    with torch.no_grad():
+        hat_ND = tokenizer.quantizer.decode(tokenizer.quantizer.encode(item_ND, kinds_of(vectors.items, device)))
+    mark = tokenizer.fingerprint()
+    return _fit(
+        vectors, tokenizer.fusion, hat_ND, mark, config, seed=seed, device=device, folder=folder, resume=resume, log=log
+    )
+
+
+def fit_dense_head(
+    vectors: Vectors, fusion: Fusion, config: QueryConfig, *, seed: int = 0, device: str = "cpu"
+) -> QueryHead:
+    """Train the towers against the items' fused vectors: what the head gives dense search."""
+    item_ND = embed(fusion, vectors.items, device)
+    return _fit(vectors, fusion, item_ND, "", config, seed=seed, device=device)
+
+
+def _fit(
+    vectors: Vectors,
+    fusion: Fusion,
+    aim_ND: Tensor,
+    mark: str,
+    config: QueryConfig,
+    *,
+    seed: int,
+    device: str,
+    folder: Path | None = None,
+    resume: bool = False,
+    log: Log | None = None,
+) -> QueryHead:
+    """Train the towers one after the other against vectors of the items, and choose how much they count."""
+    head = QueryHead(config, fusion.config.dim, vectors.items.image.shape[1], vectors.items.text.shape[1])
+    run = _Run(vectors, fusion, aim_ND, config, device)
     for number, tower in enumerate(head.to(device).towers):
         init_module(tower, seed_of(seed, "query", number))
         run.begin(tower, seed_of(seed, "query", number))
@@ -88,16 +120,16 @@ def fit_query_head(
             seed=run.seed,
             folder=None if folder is None else folder / f"query{number + 1}",
             resume=resume,
-            identity=f"{config_fingerprint(config)}-{tokenizer.fingerprint()}-{run.seed}",
+            identity=f"{config_fingerprint(config)}-{mark}-{run.seed}",
             log=log,
         )
-    _choose_blend(head.eval(), vectors, tokenizer, run.hat[:, :-1], device)
+    _choose_blend(head.eval(), vectors, fusion, run.aim, device)
     return head
 
 
-def _choose_blend(head: QueryHead, vectors: Vectors, tokenizer: Tokenizer, hat_ND: Tensor, device: str) -> None:
-    """Set the weight of the towers for each modality of queries, by a scan of reconstructions on validation."""
-    fused, answers = embed(tokenizer.fusion, vectors.queries, device), head.answers(vectors.queries, device)
+def _choose_blend(head: QueryHead, vectors: Vectors, fusion: Fusion, aim_NE: Tensor, device: str) -> None:
+    """Set the weight of the towers for each modality of queries, by a scan of what they aim at on validation."""
+    fused, answers = embed(fusion, vectors.queries, device), head.answers(vectors.queries, device)
     kinds = vectors.queries.modality
     for kind in Modality:
         asked = [_only(task, kinds, int(kind)) for task in vectors.of_split("val")]
@@ -108,7 +140,7 @@ def _choose_blend(head: QueryHead, vectors: Vectors, tokenizer: Tokenizer, hat_N
         for blend in BLENDS:
             mixed = F.normalize(fused + blend * answers, dim=-1)
             query = torch.cat([mixed, torch.ones_like(mixed[:, :1])], -1)
-            values.append(dense_mrr(query, torch.cat([hat_ND, -hat_ND.square().sum(-1, keepdim=True) / 2], -1), tasks))
+            values.append(dense_mrr(query, aim_NE, tasks))
         head.blend_M[int(kind)] = BLENDS[values.index(max(values))]
 
 
@@ -121,19 +153,16 @@ def _only(task: Task, kinds: np.ndarray, kind: int) -> Task:
 class _Run:
     """The state of one tower's training; `epoch` is what the loop calls."""
 
-    def __init__(self, vectors: Vectors, tokenizer: Tokenizer, config: QueryConfig, device: str) -> None:
+    def __init__(self, vectors: Vectors, fusion: Fusion, aim_ND: Tensor, config: QueryConfig, device: str) -> None:
         self.config, self.device = config, device
-        item = embed(tokenizer.fusion, vectors.items, device)
-        self.modality = torch.as_tensor(vectors.items.modality.astype(np.int64)).to(device)
-        with torch.no_grad():
-            hat = tokenizer.quantizer.decode(tokenizer.quantizer.encode(item, self.modality))
-            # <(u, 1), (x̂, -|x̂|^2 / 2)> ranks as the distance to x̂ does, which is what geometry ranks by.
-            self.hat = torch.cat([hat, -hat.square().sum(-1, keepdim=True) / 2], -1)
+        self.modality = kinds_of(vectors.items, device)
+        # <(u, 1), (x̂, -|x̂|^2 / 2)> ranks as the distance to x̂ does, which is what geometry ranks by.
+        self.aim = torch.cat([aim_ND, -aim_ND.square().sum(-1, keepdim=True) / 2], -1)
         self.queries = DeviceFeatures(vectors.queries, device)
         self.pair_q = torch.as_tensor(vectors.pair_query).long().to(device)
         self.pair_x = torch.as_tensor(vectors.pair_item).long().to(device)
         self.steps = num_batches(len(self.pair_q), config.batch_size)
-        self.apart = tokenizer.fusion.config.negatives == "modality"
+        self.apart = fusion.config.negatives == "modality"
 
     def begin(self, tower: nn.Module, seed: int) -> None:
         """Turn to another tower."""
@@ -157,7 +186,7 @@ class _Run:
         answer = self.tower(*self.queries[self.pair_q[rows]])
         loss = contrastive_loss(
             torch.cat([answer, torch.ones_like(answer[:, :1])], -1),
-            self.hat[own],
+            self.aim[own],
             own,
             self.config.temperature,
             kind_P=self.modality[own] if self.apart else None,

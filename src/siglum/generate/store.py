@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from siglum.config import DecoderConfig, QueryConfig, as_dict, from_dict
-from siglum.files import begin_stage, finish_stage, open_stage, write_tensors
-from siglum.fuse.store import load_weights
+from siglum.files import STAGE_FILE, begin_stage, facts_of, finish_stage, open_stage, write_tensors
+from siglum.fuse.store import building, load_weights
 from siglum.generate.decoder import CodeDecoder
 from siglum.generate.query import QueryHead
+from siglum.types import SiglumError
 
 STAGE = "decoder"
 
@@ -34,7 +35,11 @@ def save_decoder(
 def load_decoder(folder: Path, tokenizer: str, device: str = "cpu") -> CodeDecoder:
     """Read the stage; a decoder made for another tokenizer is refused."""
     record = open_stage(folder, STAGE, tokenizer=tokenizer)
-    decoder = CodeDecoder(from_dict(DecoderConfig, record["decoder"]), tuple(record["sizes"]), record["query_dim"])
+    settings, sizes, query_dim = facts_of(folder, record, decoder=dict, sizes=list, query_dim=int)
+    if not sizes or not all(type(size) is int and size > 0 for size in sizes):
+        raise SiglumError(f"{folder / STAGE_FILE} holds {sizes!r} as sizes, not counts of codes; make the stage again.")
+    with building(folder):
+        decoder = CodeDecoder(from_dict(DecoderConfig, settings), tuple(sizes), query_dim)
     load_weights(decoder, folder / "decoder.safetensors", device)
     return decoder
 
@@ -44,6 +49,8 @@ def load_query_head(folder: Path, dim: int, device: str = "cpu") -> QueryHead | 
     record = open_stage(folder, STAGE)
     if "query" not in record:
         return None
-    head = QueryHead(from_dict(QueryConfig, record["query"]), dim, record["image_dim"], record["text_dim"])
+    settings, *widths = facts_of(folder, record, query=dict, image_dim=int, text_dim=int)
+    with building(folder):
+        head = QueryHead(from_dict(QueryConfig, settings), dim, *widths)
     load_weights(head, folder / "query.safetensors", device)
     return head

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,8 +22,16 @@ BUCKETS = 32
 MAX_DISTANCE = 128
 EPS = 1e-6
 
-Kept = tuple[Tensor, Tensor]
-"""Keys and values (B, H, S, K); of a lone key, its share in the output by head (B, H, M) and their sum (B, 1, M)."""
+
+class Kept(NamedTuple):
+    """What attention reads of positions; of a lone key, its share in the output by head (B, H, M) and their sum."""
+
+    k: Tensor
+    """Keys (B, H, S, K)."""
+    v: Tensor
+    """Values (B, H, S, K), or a lone key's sum (B, 1, M)."""
+    bias: Tensor | None = None
+    """Minus infinity where there is no position (B, 1, 1, S), else 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,21 +120,24 @@ class Attention(nn.Module):
         q, k, v = self._project(x_BTM, self.q), self._project(x_BTM, self.k), self._project(x_BTM, self.v)
         if past is not None:
             k, v = torch.cat((past[0], k), 2), torch.cat((past[1], v), 2)
-        return self._mix(q, k, v, bias_HTS), (k, v)
+        return self._mix(q, k, v, bias_HTS), Kept(k, v)
 
-    def keep(self, memory_BSM: Tensor) -> Kept:
-        """Return what attending to `memory_BSM` needs of it, computed once."""
+    def keep(self, memory_BSM: Tensor, mask_BS: Tensor | None = None) -> Kept:
+        """Return what attending to `memory_BSM` (where the mask is true, if there is one) needs of it, once."""
         if not self.lone_key:
-            return self._project(memory_BSM, self.k), self._project(memory_BSM, self.v)
+            bias = None
+            if mask_BS is not None:
+                bias = torch.where(mask_BS, 0.0, -math.inf)[:, None, None]
+            return Kept(self._project(memory_BSM, self.k), self._project(memory_BSM, self.v), bias)
         v_BHK = F.linear(memory_BSM[:, 0], self.v).view(-1, self.heads, self.d_kv)
         share_BHM = torch.einsum("bhk,mhk->bhm", v_BHK, self.o.view(-1, self.heads, self.d_kv))
-        return share_BHM, share_BHM.sum(1, keepdim=True)
+        return Kept(share_BHM, share_BHM.sum(1, keepdim=True))
 
     def attend(self, x_BTM: Tensor, kept: Kept) -> Tensor:
         """Attend to what was kept, without bias; return (B, T, M), or (B, 1, M) where all T are equal."""
         if not self.lone_key:
-            return self._mix(self._project(x_BTM, self.q), *kept, None)
-        share_BHM, sum_B1M = kept
+            return self._mix(self._project(x_BTM, self.q), *kept)
+        share_BHM, sum_B1M, _ = kept
         if not (self.training and self.dropout):
             return sum_B1M
         weight_BTH = dropout(x_BTM.new_ones(*x_BTM.shape[:2], self.heads), self.dropout, True)
@@ -135,15 +147,15 @@ class Attention(nn.Module):
         """Return (B, H, T, K); one product for all of q, k and v was measured to be no faster."""
         return F.linear(x_BTM, weight).view(*x_BTM.shape[:2], self.heads, self.d_kv).transpose(1, 2)
 
-    def _mix(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, bias_HTS: Tensor | None) -> Tensor:
+    def _mix(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, bias: Tensor | None) -> Tensor:
         score_BHTS = q_BHTK @ k_BHSK.transpose(2, 3)
-        if bias_HTS is not None:
-            score_BHTS = score_BHTS + bias_HTS
+        if bias is not None:
+            score_BHTS = score_BHTS + bias
         weight_BHTS = dropout(score_BHTS.softmax(-1), self.dropout, self.training)
         return F.linear((weight_BHTS @ v_BHSK).transpose(1, 2).flatten(2), self.o)
 
 
-class Block(nn.Module):
+class T5Block(nn.Module):
     """Self-attention, cross-attention where there is a memory, and feed-forward, each a pre-norm residual."""
 
     def __init__(self, config: DecoderConfig, *, cross: bool) -> None:
@@ -197,7 +209,7 @@ class Stack(nn.Module):
         """Build with weights left unset; `cross` adds cross-attention and causality."""
         super().__init__()
         self.dropout, self.causal = config.dropout, cross
-        self.blocks = nn.ModuleList(Block(config, cross=cross) for _ in range(layers))
+        self.blocks = nn.ModuleList(T5Block(config, cross=cross) for _ in range(layers))
         trained = layers > 0 and (cross or config.soft_tokens > 1)
         self.bias = nn.Parameter(torch.empty(BUCKETS, config.heads), requires_grad=trained)
         self.final_norm = RMSNorm(config.d_model)
@@ -220,9 +232,9 @@ class Stack(nn.Module):
             longer.append(layer_past)
         return self.final_norm(x_R1M), longer
 
-    def keep(self, memory_BSM: Tensor) -> list[Kept]:
+    def keep(self, memory_BSM: Tensor, mask_BS: Tensor | None = None) -> list[Kept]:
         """Return what every block's cross-attention needs of the memory."""
-        return [block.cross_attention.keep(memory_BSM) for block in self.blocks]  # type: ignore[union-attr, operator]
+        return [block.cross_attention.keep(memory_BSM, mask_BS) for block in self.blocks]  # type: ignore[union-attr, operator]
 
     def position_bias(self, length: int) -> Tensor:
         """Return the bias (H, length, length) of every pair of positions, minus infinity where looking ahead."""

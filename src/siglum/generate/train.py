@@ -7,19 +7,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from siglum.config import DecoderConfig, config_fingerprint
+from siglum.cuda_graph_step import GraphedStep
 from siglum.device import trains_in_bf16
 from siglum.files import fingerprint
-from siglum.fuse.contrastive import embed
+from siglum.fuse.contrastive import embed, kinds_of
 from siglum.generate.decoder import CodeDecoder
 from siglum.generate.query import QueryHead, query_vectors
 from siglum.generate.weights import load_t5
-from siglum.graph import GraphedStep
 from siglum.log import Log, progress
 from siglum.loop import Metrics, adam, batches, cosine_lr, num_batches, seed_of, set_lr, train
 from siglum.tokenize.train import Tokenizer
@@ -68,6 +67,7 @@ def new_decoder(tokenizer: Tokenizer, config: DecoderConfig, seed: int) -> CodeD
     generator = torch.Generator().manual_seed(seed_of(seed, "decoder init"))
     decoder = CodeDecoder(config, tokenizer.quantizer.sizes, tokenizer.quantizer.dim, generator)
     if config.code_init:
+        tokenizer.quantizer.check_geometry("decoder.code_init (false starts at random)")
         decoder.initialise_from_codewords([book.cpu() for book in tokenizer.codebooks()], generator)
     if config.t5_weights:
         load_t5(decoder, Path(config.t5_weights))
@@ -89,7 +89,7 @@ def fit_decoder(
 ) -> tuple[CodeDecoder, list[Metrics]]:
     """Train a decoder on the training pairs; the tokenizer (and the query head, if there is one) stay as they are.
 
-    On one GPU a step is a CUDA graph unless `graphs` is off (see `siglum.graph`); checkpoints are the same.
+    On one GPU a step is a CUDA graph unless `graphs` is off (see `siglum.cuda_graph_step`); checkpoints are the same.
     """
     run = _Run(vectors, tokenizer, config, seed, device, head, graphs)
     behind = [] if head is None else [fingerprint(*head.state_dict().values())]
@@ -126,9 +126,11 @@ class _Run:
         self.config, self.seed, self.device = config, seed, device
         self.halved = trains_in_bf16("decoder.precision", config.precision, device)
         self.quantizer = tokenizer.quantizer
+        if config.soft_targets > 0:
+            self.quantizer.check_geometry("decoder.soft_targets above 0")
         self.query = query_vectors(tokenizer, head, vectors.queries, device)
         self.item = embed(tokenizer.fusion, vectors.items, device)
-        self.modality = torch.as_tensor(vectors.items.modality.astype(np.int64)).to(device)
+        self.modality = kinds_of(vectors.items, device)
         self.codes = self.quantizer.encode(self.item, self.modality)
         self.pair_q = torch.as_tensor(vectors.pair_query).long().to(device)
         self.pair_x = torch.as_tensor(vectors.pair_item).long().to(device)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import overload
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from siglum import files
+from siglum.given import listed as listed
 from siglum.index.pack import chunks
-from siglum.index.ragged import spread
-from siglum.types import SiglumError
+from siglum.index.strings import Guard, LayeredStrings, Strings, as_blob
+from siglum.types import SiglumError, shown
 
 POSITION = np.uint64((1 << 32) - 1)
 """Bits of a look-up's entry that hold the position; those above hold half of the id's hash."""
@@ -18,7 +17,7 @@ MIX = np.uint64(0x9E3779B97F4A7C15)
 """An odd number whose bits look random: a product with it spreads every bit of a word upwards."""
 
 
-class Ids(Sequence[str]):
+class Ids(Strings):
     """Distinct ids in pool order.
 
     >>> ids = Ids.of(["cat", "dog"])
@@ -26,56 +25,45 @@ class Ids(Sequence[str]):
     ('dog', ['cat', 'dog'], [1])
     """
 
-    def __init__(self, blob: np.ndarray, offsets: np.ndarray, lookup: np.ndarray | None = None) -> None:
-        """Wrap the arrays of `files.ids_to_arrays`, which may be memory-mapped."""
-        self.blob = np.asarray(blob)
-        self.offsets = np.asarray(offsets)
+    def __init__(
+        self, blob: np.ndarray, offsets: np.ndarray, lookup: np.ndarray | None = None, guard: Guard | None = None
+    ) -> None:
+        """Wrap the arrays of `files.ids_to_arrays`, which may be mapped and then have a guard."""
+        super().__init__(blob, offsets, guard)
         self._lookup = lookup
+
+    @property
+    def lookup(self) -> np.ndarray:
+        """Hash and position of every id in one number, sorted, uint64 (N,).
+
+        That is 8 bytes an id, where a dict of strings takes over 100; ids with equal half hashes differ by name.
+        """
+        if self._lookup is None:
+            lookup = hash_ids(self.blob, self.offsets) << np.uint64(32)
+            lookup |= np.arange(len(self), dtype=np.uint64)
+            lookup.sort()
+            self._lookup = lookup  # only when it is whole: another thread may look at any time
+        elif self._guard is not None:
+            self._guard.whole()
+        return self._lookup
 
     @classmethod
     def of(cls, ids: Iterable[str]) -> Ids:
         """Return ids that are checked to be distinct strings."""
-        names = _listed(ids)
-        found = cls(*_encoded(names))
+        names = listed(ids)
+        found = cls(*as_blob(names))
         found._refuse_repeated()
         return found
-
-    def __len__(self) -> int:
-        """Return the number of ids."""
-        return len(self.offsets) - 1
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        """Return one id, or a list of them for a slice."""
-        if isinstance(index, slice):
-            return self.take(np.arange(*index.indices(len(self))))
-        position = range(len(self))[index]
-        return self.blob[self.offsets[position] : self.offsets[position + 1]].tobytes().decode()
-
-    def __iter__(self) -> Iterator[str]:
-        """Yield the ids, decoding a chunk at a time."""
-        for part in chunks(len(self)):
-            bounds = self.offsets[part.start : part.stop + 1]
-            yield from files.ids_from_arrays(self.blob[bounds[0] : bounds[-1]], bounds - bounds[0])
 
     def __contains__(self, item: object) -> bool:
         """Return whether this is one of the ids."""
         return isinstance(item, str) and bool(self.locate([item])[0] >= 0)
 
-    def take(self, positions: np.ndarray) -> list[str]:
-        """Return the ids at these positions."""
-        first = self.offsets[positions]
-        lengths = self.offsets[positions + 1] - first
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-        return files.ids_from_arrays(self.blob[spread(first, lengths)], offsets)
-
     def locate(self, ids: Sequence[str]) -> np.ndarray:
         """Return the position of every id, -1 where it is unknown, int64."""
-        lookup = self._found_by_hash()
-        keys = _hashes(*_encoded(ids)) << np.uint64(32)
+        lookup = self.lookup
+        blob, offsets = (ids.blob, ids.offsets) if type(ids) is Ids else as_blob(ids)
+        keys = hash_ids(blob, offsets) << np.uint64(32)
         first, last = np.searchsorted(lookup, keys), np.searchsorted(lookup, keys | POSITION, "right")
         found = np.full(len(ids), -1)
         # One round settles nearly everything: few ids have the same half hash.
@@ -87,87 +75,74 @@ class Ids(Sequence[str]):
             found[left[same]] = candidates[same]
         return found
 
+    def known(self, ids: Sequence[str]) -> list[str]:
+        """Return those of some ids that are here."""
+        return [name for name, place in zip(ids, self.locate(ids).tolist(), strict=True) if place >= 0]
+
     def positions(self, ids: Iterable[str]) -> np.ndarray:
         """Return the position of every id, refusing an unknown one by name, int64."""
-        names = _listed(ids)
+        names = listed(ids)
         found = self.locate(names)
         unknown = np.flatnonzero(found < 0)
         if len(unknown):
             raise SiglumError(
-                f"{len(unknown)} of {len(names)} ids are not in the index, the first is {names[unknown[0]]!r}."
+                f"{len(unknown)} of {len(names)} ids are not in the index, the first is {shown(names[unknown[0]])}."
             )
         return found
 
-    def joined(self, other: Ids) -> Ids:
-        """Return these ids followed by the others, refusing one that is here already."""
-        names = list(other)
-        known = np.flatnonzero(self.locate(names) >= 0)
+    def refuse_known(self, other: Ids) -> None:
+        """Refuse ids of which one is here already."""
+        known = np.flatnonzero(self.locate(other) >= 0)
         if len(known):
             raise SiglumError(
-                f"item {names[known[0]]!r} is in the index already, as are {len(known)} of the {len(names)} new ids; "
-                "remove them first."
+                f"item {shown(other[int(known[0])])} is in the index already, as are {len(known)} of the {len(other)}"
+                " new ids; remove them first."
             )
-        lookup = np.concatenate([self._found_by_hash(), other._found_by_hash() + np.uint64(len(self))])
+
+    def joined(self, other: Ids) -> Ids:  # type: ignore[override]
+        """Return these ids followed by the others, refusing one that is here already."""
+        self.refuse_known(other)
+        lookup = np.concatenate([self.lookup, other.lookup + np.uint64(len(self))])
         lookup.sort(kind="stable")  # merges two sorted runs
-        offsets = np.concatenate([self.offsets, other.offsets[1:] + self.offsets[-1]])
-        return Ids(np.concatenate([self.blob, other.blob]), offsets, lookup)
+        both = super().joined(other)
+        return Ids(both.blob, both.offsets, lookup)
 
     def kept(self, keep: np.ndarray) -> Ids:
         """Return the ids where the mask over positions is true."""
-        lengths = np.diff(self.offsets)
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths[keep])])
-        lookup = self._found_by_hash()
+        left, lookup = super().kept(keep), self.lookup
         position = (lookup & POSITION).view(np.int64)
         stays = keep[position]
         lookup = lookup[stays] - np.cumsum(~keep, dtype=np.uint32)[position[stays]]
-        return Ids(self.blob[np.repeat(keep, lengths)], offsets, lookup)
-
-    def _found_by_hash(self) -> np.ndarray:
-        """Return hash and position of every id in one number, sorted, uint64 (N,).
-
-        That is 8 bytes an id, where a dict of strings takes over 100; ids with equal half hashes differ by name.
-        """
-        if self._lookup is None:
-            self._lookup = _hashes(self.blob, self.offsets) << np.uint64(32)
-            self._lookup |= np.arange(len(self), dtype=np.uint64)
-            self._lookup.sort()
-        return self._lookup
+        return Ids(left.blob, left.offsets, lookup)
 
     def _refuse_repeated(self) -> None:
-        lookup = self._found_by_hash()
+        lookup = self.lookup
         halves = lookup >> np.uint64(32)
         equal = np.flatnonzero(halves[1:] == halves[:-1])
         seen: set[str] = set()
         for position in np.unique(lookup[np.concatenate([equal, equal + 1])] & POSITION).tolist():
             if self[position] in seen:
-                raise SiglumError(f"item ids must differ, but {self[position]!r} occurs again at position {position}.")
+                raise SiglumError(
+                    f"item ids must differ, but {shown(self[position])} occurs again at position {position}."
+                )
             seen.add(self[position])
 
 
-def _listed(ids: Iterable[str]) -> list[str]:
-    if isinstance(ids, str):
-        raise SiglumError(f"ids must be a collection of strings, but one string was given: {ids!r}.")
-    return list(ids)
+class LayeredIds(LayeredStrings, Ids):
+    """The ids below that are left, then those of the layer."""
+
+    below: Ids
+    fresh: Ids
+
+    def locate(self, ids: Sequence[str]) -> np.ndarray:
+        """Return the position of every id, -1 where it is unknown, int64."""
+        below, own = self.below.locate(ids), self.fresh.locate(ids)
+        before = np.searchsorted(self.gone, below)
+        is_gone = (below < 0) | np.isin(below, self.gone)
+        return np.where(own >= 0, own + self._live, np.where(is_gone, -1, below - before))
 
 
-def _encoded(names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return ids as blob and offsets, refusing what is not a string or cannot be written."""
-    try:
-        text = "".join(names)
-        blob = text.encode()
-    except TypeError:
-        place, name = next((place, name) for place, name in enumerate(names) if not isinstance(name, str))
-        raise SiglumError(f"ids must be strings, but the one at position {place} is {name!r}.") from None
-    except UnicodeEncodeError as error:
-        place = int(np.searchsorted(np.cumsum([len(name) for name in names]), error.start, "right"))
-        raise SiglumError(f"item id {names[place]!r} cannot be written as UTF-8 ({error.reason}).") from error
-    sizes = map(len, names) if len(blob) == len(text) else (len(name.encode()) for name in names)
-    offsets = np.zeros(len(names) + 1, np.int64)
-    np.cumsum(np.fromiter(sizes, np.int64, len(names)), out=offsets[1:])
-    return np.frombuffer(blob, np.uint8), offsets
-
-
-def _hashes(blob: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+def hash_ids(blob: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     """Return a hash of every id, its words of 8 bytes mixed in one after the other, uint64 (N,)."""
     hashes = np.empty(len(offsets) - 1, np.uint64)
     masks = np.array([(1 << 8 * size) - 1 for size in range(9)], np.uint64)

@@ -7,19 +7,27 @@ equal codes by position.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from siglum import files
+from siglum.given import as_array
 from siglum.index import store
 from siglum.index.ids import Ids
 from siglum.index.pack import Layout, as_bytes, as_rows, insertion_points, narrow, sort_rows, widen
+from siglum.index.strings import Strings
 from siglum.index.trie import Allowed, Children, Leaves, Trie
-from siglum.types import SiglumError
+from siglum.types import SiglumError, shown
+
+if TYPE_CHECKING:
+    from siglum.index.layered import Layered
+
+LAYERED = 1 << 16
+"""Items from which on a change is laid over the index; a smaller index is sorted again in a few milliseconds."""
 
 
 class Collisions(NamedTuple):
@@ -46,67 +54,146 @@ class Index:
     """
 
     def __init__(
-        self, *, ids: Ids, packed_NB: np.ndarray, order_NW: np.ndarray, layout: Layout, tokenizer: str
+        self,
+        ids: Ids,
+        packed_NB: np.ndarray,
+        order_NW: np.ndarray,
+        layout: Layout,
+        tokenizer: str,
+        fields: Strings | None = None,
+        check: Callable[[], None] | None = None,
     ) -> None:
-        """Wrap arrays that are known to be consistent; use `build` or `load`."""
+        """Wrap arrays that are known to be consistent, or that `check` finds so on first use; use `build` or `load`."""
         self.ids = ids
         """Item ids in pool order, decoded on demand."""
-        self.packed_NB = packed_NB
-        """Sorted codes, each row with the number of codes it shares with the row before, uint8 (N, B), see `Layout`."""
-        self.order_NW = order_NW
-        """Position of each row in as few bytes as hold it, uint8 (N, W), see `narrow`."""
+        self.fields = Strings.empty(len(ids)) if fields is None else fields
+        """What is kept to show of every item, in pool order, as `siglum.data.fields` writes it; often nothing."""
         self.layout = layout
         self.tokenizer = tokenizer
         """Fingerprint of the tokenizer that made the codes."""
-        self._trie = Trie(layout, packed_NB, order_NW)
+        self._packed_NB, self._order_NW, self._check = packed_NB, order_NW, check
+
+    @property
+    def packed_NB(self) -> np.ndarray:
+        """Sorted codes, each row with the number of codes it shares with the row before, uint8 (N, B), see `Layout`."""
+        self._verify()
+        return self._packed_NB
+
+    @property
+    def order_NW(self) -> np.ndarray:
+        """Position of each row in as few bytes as hold it, uint8 (N, W), see `narrow`."""
+        self._verify()
+        return self._order_NW
+
+    def _verify(self) -> None:
+        """Refuse rows that are not those that were written, on their first use."""
+        check = self._check
+        if check is not None:
+            check()
+            self._check = None
+
+    @cached_property
+    def _trie(self) -> Trie:
+        return Trie(self.layout, self.packed_NB, self.order_NW)
 
     @classmethod
-    def build(cls, ids: Sequence[str], codes_NL: np.ndarray, sizes: Sequence[int], tokenizer: str) -> Index:
+    def build(
+        cls,
+        ids: Sequence[str],
+        codes_NL: np.ndarray,
+        sizes: Sequence[int],
+        tokenizer: str,
+        fields: Sequence[str] = (),
+    ) -> Index:
         """Return an index of items with these codes, refusing an empty pool, repeated ids and codes out of range."""
         names = Ids.of(ids)
         if not len(names):
             raise SiglumError("an index needs at least one item, but the pool is empty.")
-        layout = Layout(tuple(int(size) for size in sizes))
-        packed_NB, order = _sorted(names, codes_NL, layout)
+        if not isinstance(tokenizer, str):
+            raise SiglumError(f"the tokenizer of an index is named by its fingerprint, not {shown(tokenizer)}.")
+        layout = Layout.of(sizes)
+        packed_NB, order = sorted_rows(names, codes_NL, layout)
         layout.link(packed_NB)
-        return cls(ids=names, packed_NB=packed_NB, order_NW=narrow(order), layout=layout, tokenizer=tokenizer)
+        return cls(names, packed_NB, narrow(order), layout, tokenizer, fields_of(names, fields))
 
-    def add(self, ids: Sequence[str], codes_NL: np.ndarray) -> Index:
-        """Return an index with these items at the end of the pool, merged into the sorted rows."""
+    def add(self, ids: Sequence[str], codes_NL: np.ndarray, fields: Sequence[str] = ()) -> Index:
+        """Return an index with these items at the end of the pool; that of a large pool is laid over this one."""
+        if len(self) >= LAYERED:
+            return self.layer().add(ids, codes_NL, fields)
         new_ids = Ids.of(ids)
-        new_NB, new_order = _sorted(new_ids, codes_NL, self.layout)
-        names = self.ids.joined(new_ids)
-        at = insertion_points(self.packed_NB, new_NB, self.layout.tail)
-        packed_NB = as_rows(np.insert(as_bytes(self.packed_NB), at, as_bytes(new_NB)))
-        order = np.insert(widen(self.order_NW), at, new_order + len(self))
-        added = at + np.arange(len(at))
-        return self._linked(names, packed_NB, order, np.concatenate([added, added + 1]))
+        new_NB, new_order = sorted_rows(new_ids, codes_NL, self.layout)
+        return self.merged(new_ids, new_NB, new_order, self.insertion_points(new_NB), fields_of(new_ids, fields))
 
     def remove(self, ids: Iterable[str]) -> Index:
         """Return an index without these items, the pool closing up behind them."""
+        if len(self) >= LAYERED:
+            return self.layer().remove(ids)
         keep = np.ones(len(self), bool)
         keep[self.ids.positions(ids)] = False
         if not keep.any():
             raise SiglumError(f"removing all {len(self)} items would leave an empty index; keep at least one.")
+        return self.kept(keep)
+
+    def layer(self) -> Layered:
+        """Return this index with an empty layer of changes over it, which shares all that is here."""
+        from siglum.index.layered import Layered  # it is an index of indexes, and imports this one
+
+        return Layered.over(self)
+
+    def merged(self, ids: Ids, new_NB: np.ndarray, order: np.ndarray, at: np.ndarray, fields: Strings) -> Index:
+        """Return an index with sorted rows inserted before the rows `at`, their items at the end of the pool."""
+        names, both = self.ids.joined(ids), self.fields.joined(fields)
+        packed_NB = as_rows(np.insert(as_bytes(self.packed_NB), at, as_bytes(new_NB)))
+        positions = np.insert(widen(self.order_NW), at, order + len(self))
+        added = at + np.arange(len(at))
+        return self._linked(names, both, packed_NB, positions, np.concatenate([added, added + 1]))
+
+    def kept(self, keep: np.ndarray) -> Index:
+        """Return an index of the items where the mask over positions is true."""
         order = widen(self.order_NW)
         stays = keep[order]
         packed_NB = as_rows(as_bytes(self.packed_NB)[stays])
         order = (np.cumsum(keep, dtype=np.uint32) - np.uint32(1))[order[stays]]
         gone = np.flatnonzero(~stays)
-        return self._linked(self.ids.kept(keep), packed_NB, order, gone - np.arange(len(gone)))
+        left = self.ids.kept(keep), self.fields.kept(keep)
+        return self._linked(*left, packed_NB, order, gone - np.arange(len(gone)))
 
-    def _linked(self, ids: Ids, packed_NB: np.ndarray, order: np.ndarray, stale: np.ndarray) -> Index:
+    def _linked(self, ids: Ids, fields: Strings, packed_NB: np.ndarray, order: np.ndarray, stale: np.ndarray) -> Index:
         """Return an index of sorted rows, of which the stale ones follow another row than they did."""
-        packed_NB[0, -1] &= 255 ^ self.layout.tail
+        packed_NB[:1, -1] &= 255 ^ self.layout.tail
         self.layout.link(packed_NB, np.unique(stale[(stale > 0) & (stale < len(ids))]))
-        return Index(ids=ids, packed_NB=packed_NB, order_NW=narrow(order), layout=self.layout, tokenizer=self.tokenizer)
+        return Index(ids, packed_NB, narrow(order), self.layout, self.tokenizer, fields)
+
+    def insertion_points(self, new_NB: np.ndarray) -> np.ndarray:
+        """Return the row before which each new packed row goes, after any with equal codes, int64 (M,)."""
+        return insertion_points(self.packed_NB, new_NB, self.layout.tail)
+
+    @property
+    def flat(self) -> Index:
+        """The same index in one piece."""
+        return self
+
+    @property
+    def base(self) -> Index:
+        """What lies below all layers."""
+        return self
+
+    def warm(self, like: Index | None = None) -> None:
+        """Do now what first uses would wait for: check the files, list the branches that another index has listed."""
+        self.ids.lookup  # noqa: B018
+        self._trie.list_branches([] if like is None else like.listed())
+
+    def listed(self) -> list[int]:
+        """Return the depths whose branches searches have asked for."""
+        return self._trie.listed
 
     def save(self, folder: Path) -> str:
         """Write the index into a folder and return its fingerprint."""
         files.begin_stage(folder)
         store.write_arrays(folder / store.ROWS_FILE, {"packed": self.packed_NB, "order": self.order_NW})
-        names = {"id_bytes": self.ids.blob, "id_offsets": self.ids.offsets}
+        names = {"id_bytes": self.ids.blob, "id_offsets": self.ids.offsets, "id_lookup": self.ids.lookup}
         store.write_arrays(folder / store.IDS_FILE, names)
+        store.write_fields(folder / store.FIELDS_FILE, self.fields)
         inputs = {"tokenizer": self.tokenizer}
         facts = {"layout": store.LAYOUT, "items": len(self), "sizes": list(self.sizes)}
         return files.finish_stage(folder, stage=store.STAGE, inputs=inputs, **facts)
@@ -114,18 +201,20 @@ class Index:
     @classmethod
     def load(cls, folder: Path, tokenizer: str | None = None) -> Index:
         """Map a saved index into memory, refusing one made with another tokenizer than the one given."""
-        record = files.open_stage(folder, store.STAGE, **({} if tokenizer is None else {"tokenizer": tokenizer}))
-        layout, count = Layout(tuple(record["sizes"])), int(record["items"])
-        packed_NB, order_NW = store.map_rows(folder / store.ROWS_FILE, layout, count, record.get("layout", 1))
-        names = store.map_arrays(
-            folder / store.IDS_FILE, {"id_bytes": ("u1", (None,)), "id_offsets": ("i8", (count + 1,))}
-        )
+        wanted = {} if tokenizer is None else {"tokenizer": tokenizer}
+        lazily = (store.ROWS_FILE, store.IDS_FILE, store.FIELDS_FILE)
+        record = files.open_stage(folder, store.STAGE, lazily=lazily, **wanted)
+        layout, count = _shape_of(folder, record)
+        packed_NB, order_NW = store.map_rows(folder / store.ROWS_FILE, layout, count)
+        checks = record.get("checks", {})
         return cls(
-            ids=Ids(names["id_bytes"], names["id_offsets"]),
+            ids=store.map_ids(folder / store.IDS_FILE, count, checks.get(store.IDS_FILE)),
             packed_NB=packed_NB,
             order_NW=order_NW,
             layout=layout,
-            tokenizer=record["inputs"]["tokenizer"],
+            tokenizer=record["inputs"].get("tokenizer", ""),
+            fields=store.map_fields(folder, count, record),
+            check=store.row_check(folder, record),
         )
 
     def __len__(self) -> int:
@@ -170,18 +259,30 @@ class Index:
         """Return the codes of one level for sorted rows, int32 (n,)."""
         return self.layout.column(self.packed_NB, level, rows)
 
+    def positions_at(self, rows: np.ndarray) -> np.ndarray:
+        """Return the positions in the pool of sorted rows, int64 (n,)."""
+        return widen(self.order_NW, rows).astype(np.int64)
+
     def positions(self, ids: Iterable[str]) -> np.ndarray:
         """Return the positions of items in the pool, refusing an unknown id, int64."""
         return self.ids.positions(ids)
 
     def rows(self, ids: Iterable[str]) -> np.ndarray:
         """Return the sorted rows of items, refusing an unknown id, int64."""
-        rows: np.ndarray = self._row_of_position[self.positions(ids)]
+        return self.rows_of(self.positions(ids))
+
+    def rows_of(self, positions: np.ndarray) -> np.ndarray:
+        """Return the sorted rows of positions, int64 (n,)."""
+        rows: np.ndarray = self._row_of_position[positions]
         return rows.astype(np.int64)
 
     def codes_of(self, ids: Iterable[str]) -> np.ndarray:
         """Return the codes of items, refusing an unknown id, int32 (n, L)."""
         return self.codes(self.rows(ids))
+
+    def fields_of(self, ids: Iterable[str]) -> list[str]:
+        """Return what is kept to show of items, refusing an unknown id."""
+        return self.fields.take(self.positions(ids))
 
     @cached_property
     def _row_of_position(self) -> np.ndarray:
@@ -205,6 +306,10 @@ class Index:
         else:
             mask = np.zeros(len(self), bool)
             mask[self.positions(within)] = True
+        return self._mask_rows(mask)
+
+    def _mask_rows(self, mask: np.ndarray) -> np.ndarray:
+        """Return a mask over positions as one over rows."""
         rows: np.ndarray = mask[widen(self.order_NW)]
         return rows
 
@@ -226,9 +331,31 @@ class Index:
         return self._trie.leaves(lo, hi, allowed)
 
 
-def _sorted(ids: Ids, codes_NL: np.ndarray, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
+def _shape_of(folder: Path, record: Mapping[str, Any]) -> tuple[Layout, int]:
+    """Return layout and number of items from a record, refusing arrays of another version."""
+    sizes, items, version = record.get("sizes"), record.get("items"), record.get("layout", 1)
+    if version != store.LAYOUT:
+        told = f"{folder} has layout {shown(version)}, but this version reads layout {store.LAYOUT}"
+        raise SiglumError(f"{told}; make the index again.")
+    numbers: list[Any] = [*sizes, items] if isinstance(sizes, list) else [None]
+    if not all(isinstance(number, int) and number >= 0 for number in numbers):
+        raise SiglumError(f"the record of {folder} does not tell what the index holds; make the index again.")
+    *shape, count = numbers
+    return Layout(tuple(shape)), count
+
+
+def fields_of(ids: Ids, fields: Sequence[str]) -> Strings:
+    """Return what is kept of new items; where nothing is given, nothing of each."""
+    if len(fields) not in (0, len(ids)):
+        raise SiglumError(f"{len(ids)} items were given with the fields of {len(fields)}.")
+    if isinstance(fields, Strings):
+        return fields
+    return Strings.of(fields) if len(fields) else Strings.empty(len(ids))
+
+
+def sorted_rows(ids: Ids, codes_NL: np.ndarray, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
     """Return checked codes as sorted packed rows, with the position of each row."""
-    codes_NL = np.asarray(codes_NL)
+    codes_NL = as_array("codes", codes_NL)
     _check_codes(ids, codes_NL, layout)
     packed_NB = layout.pack(codes_NL)
     order = sort_rows(packed_NB)
@@ -248,6 +375,6 @@ def _check_codes(ids: Ids, codes_NL: np.ndarray, layout: Layout) -> None:
     if (top_L >= np.array(layout.sizes)).any():
         row, level = np.argwhere((codes_NL < 0) | (codes_NL >= np.array(layout.sizes)))[0]
         raise SiglumError(
-            f"item {ids[int(row)]!r} has code {codes_NL[row, level]} at level {level}, "
+            f"item {shown(ids[int(row)])} has code {codes_NL[row, level]} at level {level}, "
             f"but codes there go from 0 to {layout.sizes[level] - 1}."
         )

@@ -6,13 +6,13 @@ Shapes: N rows, L levels (the modality token, where there is one, is level 0), B
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from siglum.types import SiglumError
+from siglum.types import SiglumError, shown, whole_number
 
 CHUNK = 1 << 14
 """Rows worked on at a time, so that temporary arrays stay in the cache and out of the memory figures."""
@@ -50,7 +50,16 @@ class Layout:
             raise SiglumError(f"an index needs 1 to {MAX_LEVELS} levels, but {len(self.sizes)} sizes were given.")
         for level, size in enumerate(self.sizes):
             if not 1 <= size <= MAX_SIZE:
-                raise SiglumError(f"level {level} has size {size}, but a level has 1 to {MAX_SIZE} codes.")
+                raise SiglumError(f"level {level} has size {shown(size)}, but a level has 1 to {MAX_SIZE} codes.")
+
+    @classmethod
+    def of(cls, sizes: Iterable[int]) -> Layout:
+        """Return the layout of levels with these numbers of codes, refusing what is no number."""
+        try:
+            given = list(sizes)
+        except TypeError:
+            raise SiglumError(f"the sizes of an index are whole numbers, one a level, not {shown(sizes)}.") from None
+        return cls(tuple(whole_number(f"the size of level {level}", size) for level, size in enumerate(given)))
 
     @property
     def levels(self) -> int:
@@ -163,7 +172,7 @@ def as_bytes(rows_NB: np.ndarray) -> np.ndarray:
 
 def as_rows(values: np.ndarray) -> np.ndarray:
     """Undo `as_bytes`, uint8 (N, B)."""
-    return values.view(np.uint8).reshape(len(values), -1)
+    return values.view(np.uint8).reshape(len(values), values.dtype.itemsize)
 
 
 def sort_rows(packed_NB: np.ndarray) -> np.ndarray:

@@ -8,6 +8,7 @@ one list, so the lists of all depths are 4 bytes an item at most, and fewer as t
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -43,6 +44,20 @@ class Leaves(NamedTuple):
     """Sorted row, int64."""
     position: np.ndarray
     """Position in the pool, int64; ascending within a node of full depth."""
+
+    @classmethod
+    def of(
+        cls, lo: np.ndarray, hi: np.ndarray, allowed: Allowed | None, positions_at: Callable[[np.ndarray], np.ndarray]
+    ) -> Leaves:
+        """Return the (allowed) rows of ranges [lo, hi), with the positions that a function gives of rows."""
+        lo, hi = np.asarray(lo, np.int64), np.asarray(hi, np.int64)
+        counts = np.maximum(hi - lo, 0)
+        row = spread(lo, counts)
+        parent = np.repeat(np.arange(len(lo)), counts)
+        if allowed is not None:
+            keep = allowed.rows[row]
+            row, parent = row[keep], parent[keep]
+        return cls(parent, row, positions_at(row))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +116,19 @@ class Trie:
             parent, child_lo, child_hi = parent[keep], child_lo[keep], child_hi[keep]
         return Children(parent, self._layout.column(self._packed_NB, depth, child_lo), child_lo, child_hi)
 
+    @property
+    def listed(self) -> list[int]:
+        """Depths whose branching rows have been listed."""
+        return list(self._branches)
+
+    def list_branches(self, depths: Iterable[int]) -> None:
+        """List the branching rows of these depths now, not on first use."""
+        for depth in depths:
+            self._branches_at(depth)
+
     def leaves(self, lo: np.ndarray, hi: np.ndarray, allowed: Allowed | None = None) -> Leaves:
         """Return the (allowed) items in ranges [lo, hi), which may be nodes of any depth."""
-        lo, hi = np.asarray(lo, np.int64), np.asarray(hi, np.int64)
-        counts = np.maximum(hi - lo, 0)
-        row = spread(lo, counts)
-        parent = np.repeat(np.arange(len(lo)), counts)
-        if allowed is not None:
-            keep = allowed.rows[row]
-            row, parent = row[keep], parent[keep]
-        return Leaves(parent, row, widen(self._order_NW, row).astype(np.int64))
+        return Leaves.of(lo, hi, allowed, lambda rows: widen(self._order_NW, rows).astype(np.int64))
 
     def _split(self, lo: np.ndarray, hi: np.ndarray, depth: int) -> tuple[np.ndarray, np.ndarray]:
         """Return how many children every node has, and the first rows of all of them, int64."""

@@ -8,20 +8,20 @@ Shapes: Q queries, N items of a pool, T tokens, D numbers a vector.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypedDict, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from siglum.config import SearchConfig
-from siglum.fuse.contrastive import embed
+from siglum.fuse.contrastive import embed, kinds_of
 from siglum.generate.decoder import CodeDecoder
 from siglum.generate.query import QueryHead
 from siglum.measure.evaluate import union_rows
 from siglum.measure.health import Health, tokenizer_health
-from siglum.measure.ladder import Rung, Tried, attribute, judge
-from siglum.measure.retention import Asked, LevelQuantities, RealBeam, Survey, survey
+from siglum.measure.ladder import CAUSES, Rung, Tried, attribute, judge
+from siglum.measure.retention import LevelQuantities, QueryBatch, RealBeam, Survey, survey
 from siglum.search.lookahead import build_lookahead
 from siglum.search.scorers import GeometryScorer, Scorer, build_scorer
 from siglum.tokenize.train import Tokenizer
@@ -31,8 +31,90 @@ EPS = ("eps", "eps_fused", "eps_plain", "eps_fused_plain", "uncovered")
 """Names of what needs a decoder; null without one."""
 
 
+class HealthFacts(TypedDict):
+    """How the codes are used."""
+
+    items: int
+    distinct: int
+    """Distinct code sequences."""
+    collision_rate: float
+    """Share of items that share all their codes."""
+    largest_collision: int
+    reconstruction: float
+    """Mean squared distance of vectors and their reconstructions."""
+
+
+class LevelFacts(TypedDict):
+    """One level; docs/diagnose.md tells what the numbers are."""
+
+    level: int
+    size: int
+    prefixes: float
+    survival: float
+    chance: float
+    prefix_chance: float
+    leaves: float
+    K: float
+    m: float
+    eps: float | None
+    eps_fused: float | None
+    eps_plain: float | None
+    eps_fused_plain: float | None
+    eps_scope: str | None
+    uncovered: float | None
+    usage: float
+    entropy: float
+    dead: int
+    error: float
+
+
+class RungFacts(TypedDict):
+    """One rung of the ladder: shares of targets, level by level."""
+
+    rung: str
+    survival: list[float]
+    chance: list[float]
+    leaves: list[float]
+    lost: list[float]
+    share: list[float]
+
+
+class CauseFacts(TypedDict):
+    """What the verdict lays the loss to."""
+
+    rung: str
+    """Empty where little is lost."""
+    level: int | None
+    lost: float
+
+
+class RunDiagnosis(TypedDict):
+    """Where a run loses its targets, as JSON values."""
+
+    verdict: str
+    """The answer in words."""
+    notes: list[str]
+    """What is wrong with the codes themselves."""
+    cause: CauseFacts
+    split: str
+    queries: int
+    pools: int
+    beam: int
+    tau: float
+    omega: float | None
+    own: str
+    """The rung that is the run's own search."""
+    decoder: bool
+    query_head: bool
+    margin: float
+    """Half the width of a 95 % interval, at most."""
+    health: HealthFacts
+    levels: list[LevelFacts]
+    ladder: list[RungFacts]
+
+
 @dataclass(frozen=True, slots=True)
-class _Scores:
+class RungScores:
     """What the rungs above geometry rank by, and which rung the run itself searches with."""
 
     own: str
@@ -54,7 +136,7 @@ def diagnose(
     tau: float | None = None,
     queries: int = 1000,
     device: str = "cpu",
-) -> dict[str, Any]:
+) -> RunDiagnosis:
     """Return health, levels, ladder and verdict as JSON values; `queries` 0 takes all of them.
 
     Beam and temperature are those of search and tokenizer unless given.
@@ -66,27 +148,28 @@ def diagnose(
     if queries < 0:
         raise SiglumError(f"the number of queries must be 0 (all) or more, not {queries}.")
     quantizer = tokenizer.quantizer
+    quantizer.check_geometry("a diagnosis")
     search = replace(search, beam=search.beam if beam is None else beam)
     tau = quantizer.config.temperature if tau is None else tau
     scores, rows = _scores(tokenizer, search, decoder), union_rows(tasks)
     items = vectors.items.rows(rows)
     item_ND = embed(tokenizer.fusion, items, device)
-    codes_NT = quantizer.encode(item_ND, torch.as_tensor(items.modality.astype(np.int64)).to(device))
+    codes_NT = quantizer.encode(item_ND, kinds_of(items, device))
     found = []
     for task in _by_pool(sample(tasks, queries)):
         features = vectors.queries.rows(task.query_rows)
         query_QD = embed(tokenizer.fusion, features, device)
-        spoken_QD = None if head is None else head.adapt(query_QD, features, device)
+        decoder_QD = None if head is None else head.adapt(query_QD, features, device)
         pool = torch.as_tensor(np.searchsorted(rows, task.pool_rows)).to(device)
         codes = (tokenizer.codebooks(), quantizer.first, codes_NT[pool], item_ND[pool])
-        asked = Asked(*codes, query_QD, _targets(task), spoken_QD)
+        batch = QueryBatch(*codes, query_QD, target_places(task), decoder_QD)
         found.append(
-            survey(asked, beam=search.beam, tau=tau, decoder=scores.decoder, bias=scores.bias, beams=scores.beams)
+            survey(batch, beam=search.beam, tau=tau, decoder=scores.decoder, bias=scores.bias, beams=scores.beams)
         )
     health = tokenizer_health(quantizer, item_ND, codes_NT)
     facts = {"split": split, "pools": len(found), "tau": tau, "omega": search.omega if scores.bias else None}
     facts |= {"own": scores.own, "decoder": decoder is not None, "query_head": head is not None}
-    return facts | _document(found, health, quantizer.first, scores)
+    return cast(RunDiagnosis, facts | document_of(found, health, quantizer.first, scores))
 
 
 def sample(tasks: list[Task], queries: int) -> list[Task]:
@@ -97,16 +180,18 @@ def sample(tasks: list[Task], queries: int) -> list[Task]:
     return [task.spread(max(1, round(queries * len(task.query_rows) / total))) for task in tasks]
 
 
-def _scores(tokenizer: Tokenizer, search: SearchConfig, decoder: CodeDecoder | None) -> _Scores:
+def _scores(tokenizer: Tokenizer, search: SearchConfig, decoder: CodeDecoder | None) -> RungScores:
     quantizer, books = tokenizer.quantizer, tokenizer.codebooks()
-    first = 0 if quantizer.config.modality_vector else quantizer.first
-    own = search.scorer if decoder is not None or search.scorer == "oracle" else "geometry"
+    first = quantizer.first_geometric
+    own = search.scorer if decoder is not None or search.scorer not in ("fused", "decoder") else "geometry"
     search = replace(search, scorer=own)
     if search.mode in ("scan", "scan-rescore"):
         raise SiglumError(f"mode {search.mode} has no beam to diagnose; set search.mode exact or renormalised.")
     beams: dict[str, RealBeam] = {}
     if search.lookahead:
         beams["look-ahead"] = (build_scorer(search, books, decoder, first), build_lookahead(search, books, first))
+    elif own not in CAUSES:  # a registered scorer is a rung above the carried ones
+        beams[own] = (build_scorer(search, books, decoder, first), None)
     generate, bias = None, None
     if decoder is not None:
         generate = build_scorer(replace(search, scorer="decoder", prior=0.0), books, decoder, first)
@@ -115,12 +200,12 @@ def _scores(tokenizer: Tokenizer, search: SearchConfig, decoder: CodeDecoder | N
             own = "decoder"
     tried = Tried(
         search.beam,
-        distilled=quantizer.config.rank_weight > 0 and quantizer.config.epochs > 0,
+        distilled=not quantizer.trains or (quantizer.config.rank_weight > 0 and quantizer.config.epochs > 0),
         decoder=decoder is not None,
         omega=search.omega if own == "fused" else 0.0,
         lookahead=search.lookahead if own in ("fused", "geometry") and not search.zscore else None,
     )
-    return _Scores("look-ahead" if beams else own, generate, bias, beams, tried)
+    return RungScores(next(iter(beams), own), generate, bias, beams, tried)
 
 
 def _by_pool(tasks: list[Task]) -> list[Task]:
@@ -140,7 +225,7 @@ def _by_pool(tasks: list[Task]) -> list[Task]:
     ]
 
 
-def _targets(task: Task) -> Tensor:
+def target_places(task: Task) -> Tensor:
     """Return the place in the pool of every query's first relevant item."""
     place = {int(row): position for position, row in enumerate(task.pool_rows)}
     wanted = [int(rows[0]) for rows in task.positives]
@@ -153,7 +238,8 @@ def _targets(task: Task) -> Tensor:
     return torch.tensor([place[row] for row in wanted])
 
 
-def _document(found: list[Survey], health: Health, first: int, scores: _Scores) -> dict[str, Any]:
+def document_of(found: list[Survey], health: Health, first: int, scores: RungScores) -> dict[str, Any]:
+    """Return what all pools' surveys come to, as JSON values."""
     beam = scores.tried.beam
     weights = [len(one.levels[0].K_Q) for one in found]
     chance_TQ = np.array([[min(1.0, beam / level.prefixes) for level in one.levels] for one in found]).T

@@ -8,9 +8,10 @@ Shapes: R live prefixes, C candidates, P parts of the score, D numbers a vector.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -19,20 +20,15 @@ from torch import Tensor
 from siglum.config import SearchConfig, as_dict, from_dict
 from siglum.index import Index
 from siglum.index.trie import Allowed, Children
-from siglum.search.beam import Beams, as_hits, beam_search
+from siglum.measure.rescoring import Rescoring
+from siglum.search.asked import Asked, SearchOptions, Within
+from siglum.search.beam import Beams, beam_search
+from siglum.search.hits import as_hits
 from siglum.search.lookahead import LookAhead
 from siglum.search.retriever import Retriever
-from siglum.search.scorers import DecoderScorer, GeometryScorer, OracleScorer, PriorScorer, Scorer, SumScorer
-from siglum.types import Hit, SiglumError
+from siglum.search.scorers import Scorer
+from siglum.types import Hit, Picture, SiglumError
 
-GEOMETRY = "geometry"
-PARTS: dict[type, str] = {
-    DecoderScorer: "log_probability",
-    PriorScorer: "prior",
-    GeometryScorer: GEOMETRY,
-    OracleScorer: "oracle",
-}
-"""Names of the parts of a score; a scorer that is not listed goes by its class."""
 BEST, EXAMPLES = 5, 3
 """How many of a level's best prefixes are told, and how many items under a prefix."""
 
@@ -111,19 +107,29 @@ class Explanation:
 
 
 def explain(
-    retriever: Retriever,
-    query_1D: Tensor,
+    run: Retriever | str | Path,
+    query: Asked | Tensor,
     target: str,
     *,
-    within: Iterable[str] | np.ndarray | None = None,
+    image: Picture | None = None,
+    instruction: str | None = None,
+    within: Within = None,
     best: int = BEST,
-    **options: Any,
+    **options: Unpack[SearchOptions],
 ) -> Explanation:
-    """Follow a target through the search that `Retriever.rank` does for one query vector (1, D).
+    """Follow a target through the search for one query: its rank, its score and what beats it, level by level.
 
-    `within` restricts the search, `options` are fields of `SearchConfig`, `best` is how many prefixes a level tells.
+    The query is as in `Retriever.search`, with an image or an instruction beside it, or a fused vector (1, D). `within`
+    restricts the search, `options` are fields of `SearchConfig`, `best` is how many prefixes a level tells.
+    Example: `siglum.explain("runs/mine", "two dogs in the snow", "dogs/7.jpg").rank`.
     """
-    index, config = retriever.index, from_dict(SearchConfig, {**as_dict(retriever.config), **options})
+    retriever = run if isinstance(run, Retriever) else Retriever.load(run)
+    if not isinstance(query, Tensor):
+        images = None if image is None else [image]
+        query = torch.from_numpy(retriever.encode_queries([query], images, instruction=instruction))
+    query_1D = query.to(retriever.device)
+    given = {name: value for name, value in options.items() if value is not None}
+    index, config = retriever.index, from_dict(SearchConfig, {**as_dict(retriever.config), **given})
     if target not in index.ids:
         raise SiglumError(
             f"the target {target!r} is not in the index, whose {len(index):,} items begin with {index.ids[0]!r}."
@@ -137,13 +143,13 @@ def explain(
     ranking = retriever.rank(query_1D, k=len(index), within=within, **options)[0]
     place, hits = np.flatnonzero(ranking.row == row), as_hits(index, ranking)
     levels = follow(
-        retriever.scorer(config),
+        retriever.engine.scorer(config),
         index,
         query_1D,
         row,
         beam=config.beam,
         allowed=allowed,
-        ahead=retriever.lookahead(config),
+        ahead=retriever.engine.lookahead(config),
         first=retriever.tokenizer.quantizer.first,
         best=best,
     )
@@ -172,7 +178,7 @@ def follow(
         raise SiglumError(f"best must be at least 1 prefix a level, not {best}.")
     trace: list[Beams] = []
     beam_search(scorer, index, query_1D, beam, allowed, trace, ahead)
-    again = _Again(scorer, index, query_1D, allowed, ahead)
+    again = Rescoring(scorer, index, query_1D, allowed, ahead)
     lo, hi = index.root
     rank_R, runs_R = np.zeros(1, np.int64), np.ones(1, bool)
     levels = []
@@ -285,48 +291,6 @@ def _count_prefixes(index: Index, depth: int, allowed: Allowed | None) -> int:
     """Count the distinct prefixes of this many codes that lead to an (allowed) item."""
     lo = np.flatnonzero(index.shared < depth)
     return len(lo) if allowed is None else int((allowed.count(lo, np.append(lo[1:], len(index))) > 0).sum())
-
-
-class _Again:
-    """Scores live prefixes of one query again, by the whole scorer and by each of its parts."""
-
-    def __init__(
-        self, scorer: Scorer, index: Index, query_1D: Tensor, allowed: Allowed | None, ahead: LookAhead | None
-    ) -> None:
-        parts = scorer.parts if isinstance(scorer, SumScorer) else [scorer]
-        self.names = [PARTS.get(type(part), type(part).__name__) for part in parts]
-        self.scorers = [scorer, *parts]
-        self.states = [one.begin(query_1D) for one in self.scorers]
-        self.path_PR = np.zeros((len(self.scorers), 1))
-        self.levels, self.device = index.levels, query_1D.device
-        self.potential = None if ahead is None else ahead.begin(query_1D, index, allowed)
-
-    def score(self, depth: int, kids: Children) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Return the candidates' scores (C,), and by name the parts they are the sum of."""
-        parent, token = self._tensors(kids, slice(None))
-        pairs = zip(self.scorers, self.states, strict=True)
-        step_PC = [one.score(state, depth, parent, token).double().cpu().numpy() for one, state in pairs]
-        self.path_PR = self.path_PR[:, kids.parent] + np.stack(step_PC)
-        parts = dict.fromkeys(self.names, np.zeros(len(parent)))
-        for name, own in zip(self.names, self.path_PR[1:], strict=True):
-            parts[name] = parts[name] + own
-        if self.potential is None:
-            return self.path_PR[0], parts
-        # The best leaf below a prefix stands for its geometry, and is not summed along the path.
-        most = self.potential.best(np.zeros(len(parent), np.int64), kids.lo, kids.hi)
-        return self.path_PR[0] + most, {**parts, GEOMETRY: parts.get(GEOMETRY, 0.0) + most}
-
-    def advance(self, depth: int, kids: Children, keep: np.ndarray) -> None:
-        """Go on with these candidates."""
-        self.path_PR = self.path_PR[:, keep]
-        if depth + 1 < self.levels:
-            parent, token = self._tensors(kids, keep)
-            pairs = zip(self.scorers, self.states, strict=True)
-            self.states = [one.advance(state, depth, parent, token) for one, state in pairs]
-
-    def _tensors(self, kids: Children, some: np.ndarray | slice) -> tuple[Tensor, Tensor]:
-        parent, token = (torch.as_tensor(own[some], device=self.device) for own in (kids.parent, kids.token))
-        return parent, token.long()
 
 
 @dataclass(frozen=True, slots=True)

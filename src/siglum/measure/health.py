@@ -5,6 +5,7 @@ Shapes: N items, T tokens, D numbers a vector.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from siglum.tokenize.rq import ResidualQuantizer
+from siglum.tokenize.base import Quantiser
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +27,8 @@ class LevelHealth:
     """Entropy of the use, in bits; at most log2(size)."""
     dead: int
     """Codewords never used."""
-    error: float
-    """Mean squared distance to the items left after this level."""
+    error: float | None
+    """Mean squared distance to the items left after this level; None where prefixes have no vectors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,8 @@ class Health:
     collision_rate: float
     """Share of items whose codes are not theirs alone."""
     largest_collision: int
-    reconstruction: float
-    """Mean squared distance between items and their full reconstructions."""
+    reconstruction: float | None
+    """Mean squared distance between items and their full reconstructions, if there are any."""
     levels: list[LevelHealth]
 
     def as_dict(self) -> dict[str, Any]:
@@ -49,20 +50,26 @@ class Health:
         return asdict(self)
 
 
-@torch.no_grad()
-def tokenizer_health(quantizer: ResidualQuantizer, vector_ND: Tensor, codes_NT: Tensor) -> Health:
+def tokenizer_health(quantizer: Quantiser, vector_ND: Tensor, codes_NT: Tensor) -> Health:
     """Measure a quantiser on items and their codes."""
+    return codes_health(codes_NT, quantizer.sizes, list(quantizer.codebooks), vector_ND)
+
+
+@torch.no_grad()
+def codes_health(codes_NT: Tensor, sizes: Sequence[int], codebooks: Sequence[Tensor], vector_ND: Tensor) -> Health:
+    """Measure items' codes; without codebooks all but what distances tell."""
     residual = vector_ND.float()
     levels = []
-    for level, book in enumerate(quantizer.codebooks):
-        residual = residual - book[codes_NT[:, level]]
-        count = torch.bincount(codes_NT[:, level], minlength=len(book)).double()
+    for level, size in enumerate(sizes):
+        error = None
+        if codebooks:
+            residual = residual - codebooks[level][codes_NT[:, level]]
+            error = float(residual.square().sum(-1).mean())
+        count = torch.bincount(codes_NT[:, level], minlength=size).double()
         share = count[count > 0] / count.sum()
         entropy = max(0.0, float(-(share * share.log2()).sum()))
         used = int((count > 0).sum())
-        levels.append(
-            LevelHealth(len(book), used / len(book), entropy, len(book) - used, float(residual.square().sum(-1).mean()))
-        )
+        levels.append(LevelHealth(size, used / size, entropy, size - used, error))
     _, group = np.unique(codes_NT.cpu().numpy(), axis=0, return_counts=True)
     shared = int(group[group > 1].sum())
     return Health(len(codes_NT), len(group), shared / len(codes_NT), int(group.max()), levels[-1].error, levels)

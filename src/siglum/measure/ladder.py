@@ -30,7 +30,7 @@ CAUSES = {
     "fused": "fusion",
     "look-ahead": "look-ahead",
 }
-"""What a rung's loss is laid to; the names are all rungs, in order."""
+"""The cause that each rung of the ladder stands for; the names are all rungs, in order."""
 LITTLE = 0.02
 """A loss of fewer targets than this share is not worth a remedy."""
 MUCH = 0.2
@@ -43,7 +43,7 @@ class Tried:
 
     beam: int
     distilled: bool = False
-    """Whether the codes learnt to rank (L_rank)."""
+    """Whether the codes learnt to rank (L_rank), or are of a kind that cannot."""
     decoder: bool = False
     """Whether a decoder is trained."""
     omega: float = 0.0
@@ -147,7 +147,7 @@ def remedy(rung: str, level: int, tried: Tried) -> str:
         "decoder": [*fuse, "a decoder trained longer or on more queries"],
         "fused": [f"a lower {now}", *ahead],
         "look-ahead": ["no look-ahead (search.lookahead=false)", *([f"another {now}"] if tried.omega else []), *wider],
-    }[rung]
+    }.get(rung, wider)
     if len(ways) < 3:
         return ", or ".join(ways)
     return f"{', '.join(ways[:-1])}, or {ways[-1]}"
@@ -172,7 +172,7 @@ def judge(rungs: Sequence[Rung], own: str, first: int, chance: Sequence[float], 
     shares = {rung.name: float(share[token]) for rung, share in zip(upto, attribute(upto), strict=True)}
     cause = max(shares, key=lambda name: shares[name])
     lost, level = float(last.lost[token]), token - first + 1
-    parts = [f"{CAUSES[name]} {100 * share:+.1f}" for name, share in shares.items() if abs(share) >= 0.0005]
+    parts = [f"{CAUSES.get(name, name)} {100 * share:+.1f}" for name, share in shares.items() if abs(share) >= 0.0005]
     text = (
         f"the beam loses {_percent(lost)} of targets at level {level}: {remedy(cause, level, tried)}."
         f" Of that, in points: {', '.join(parts)}. In all, {end}"

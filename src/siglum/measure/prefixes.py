@@ -17,6 +17,7 @@ from torch import Tensor
 
 from siglum.index import Index
 from siglum.index.ragged import spread
+from siglum.search.query import EncodedQuery
 from siglum.search.scorers import Scorer
 
 
@@ -146,7 +147,7 @@ def walk(
     of the prefixes it is led along, so that one that normalises over them does so rightly.
     """
     needed, count, device = _ancestors(prefixes, chosen, len(query_QD)), prefixes.count, query_QD.device
-    states = [scorer.begin(query_QD) for scorer in scorers]
+    states = [scorer.begin(EncodedQuery.of(query_QD)) for scorer in scorers]
     query, prefix, score = np.arange(len(query_QD)), np.zeros(len(query_QD), np.int64), np.zeros((len(scorers), 1))
     score = score.repeat(len(query_QD), 1)
     for level, wanted in enumerate(chosen):

@@ -43,8 +43,8 @@ RealBeam = tuple[Scorer, LookAhead | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """Queries asked of a pool: its codes and vectors, and each query with its target there."""
+class QueryBatch:
+    """Queries for one pool: its codes and vectors, and each query with its target there."""
 
     codebooks: list[Tensor]
     first: int
@@ -55,7 +55,7 @@ class Asked:
     target_Q: Tensor
     """Positions in the pool."""
     asked_QD: Tensor | None = None
-    """What a decoder is asked with where that is not the query vector itself (a query head)."""
+    """What a decoder is given where that is not the query vector itself (a query head)."""
 
     def __post_init__(self) -> None:
         """Refuse items without codes and queries without targets."""
@@ -133,20 +133,51 @@ class _Job:
 
 
 def retention(
-    asked: Asked, *, beam: int, tau: float, decoder: CodeDecoder | None = None, omega: float = 0.0, chunk: int = CHUNK
+    batch: QueryBatch,
+    *,
+    beam: int,
+    tau: float,
+    decoder: CodeDecoder | None = None,
+    omega: float = 0.0,
+    chunk: int = CHUNK,
 ) -> list[LevelQuantities]:
     """Return the quantities of every token of a pool's codes.
 
     With a decoder eps is measured too, and with `omega` that of its fusion with geometry.
     """
     generate = None if decoder is None else DecoderScorer(decoder)
-    bias = GeometryScorer(asked.codebooks, omega) if decoder is not None and omega > 0 else None
-    return survey(asked, beam=beam, tau=tau, decoder=generate, bias=bias, chunk=chunk).levels
+    bias = GeometryScorer(batch.codebooks, omega) if decoder is not None and omega > 0 else None
+    return survey(batch, beam=beam, tau=tau, decoder=generate, bias=bias, chunk=chunk).levels
+
+
+@torch.no_grad()
+def divergences(batch: QueryBatch, *, tau: float, chunk: int = CHUNK) -> list[np.ndarray]:
+    """Return K of every query at every token, each (Q,), as `retention` does, without following any beam."""
+    _check(1, tau, chunk)
+    prefixes, books, item_ND = _laid_out(batch)
+    teacher, found = _Teacher(0, tau), list[list[np.ndarray]]()
+    for query_QD in batch.query_QD.split(chunk):
+        levels = []
+        for scores in prefix_scores(prefixes, books, item_ND, query_QD):
+            if scores.fresh:
+                teacher.see(scores.teacher_PQ)
+            levels.append(_array(teacher.divergence(scores.oracle_PQ)[0]))
+        found.append(levels)
+    return [np.concatenate(parts) for parts in zip(*found, strict=True)]
+
+
+def _laid_out(batch: QueryBatch) -> tuple[Prefixes, list[Tensor], Tensor]:
+    """Return the prefixes of a batch's pool, its codebooks, and its items in the order of the sorted rows."""
+    books = [book.to(batch.query_QD) for book in batch.codebooks]
+    names = [str(position) for position in range(len(batch.codes_NT))]
+    prefixes = Prefixes(Index.build(names, batch.codes_NT.cpu().numpy(), [len(book) for book in books], "survey"))
+    item_ND = batch.item_ND[torch.as_tensor(prefixes.index.order.astype(np.int64), device=batch.item_ND.device)]
+    return prefixes, books, item_ND.to(batch.query_QD)
 
 
 @torch.no_grad()
 def survey(
-    asked: Asked,
+    batch: QueryBatch,
     *,
     beam: int,
     tau: float,
@@ -160,24 +191,21 @@ def survey(
     The rungs are teacher, oracle, geometry, decoder, fused, and any further `beams` by name.
     """
     _check(beam, tau, chunk)
-    query_QD = asked.query_QD
-    spoken_QD = query_QD if asked.asked_QD is None else asked.asked_QD
-    books = [book.to(query_QD) for book in asked.codebooks]
-    names = [str(position) for position in range(len(asked.codes_NT))]
-    prefixes = Prefixes(Index.build(names, asked.codes_NT.cpu().numpy(), [len(book) for book in books], "survey"))
-    item_ND = asked.item_ND[torch.as_tensor(prefixes.index.order.astype(np.int64), device=asked.item_ND.device)]
+    query_QD = batch.query_QD
+    decoder_QD = query_QD if batch.asked_QD is None else batch.asked_QD
+    prefixes, books, item_ND = _laid_out(batch)
     real: dict[str, RealBeam] = {} if decoder is None else {"decoder": (decoder, None)}
     if decoder is not None and bias is not None:
         real["fused"] = (SumScorer([decoder, bias]), None)
     real |= beams or {}
     halves = half_norms(prefixes, books)
-    job = _Job(prefixes, books, item_ND.to(query_QD), beam, tau, decoder, bias, real, halves, len(query_QD))
-    rows = prefixes.row_of_position[asked.target_Q.cpu().numpy()]
+    job = _Job(prefixes, books, item_ND, beam, tau, decoder, bias, real, halves, len(query_QD))
+    rows = prefixes.row_of_position[batch.target_Q.cpu().numpy()]
     starts = range(0, len(query_QD), chunk)
     for start in progress(starts, "survival", total=len(query_QD), unit="query", size=chunk):
         part = slice(start, start + chunk)
-        _survey_chunk(job, part, query_QD[part], spoken_QD[part], rows[part])
-    return Survey(_levels(job, asked.first), [_rung(job, name) for name in (*KNOWN, *real)])
+        _survey_chunk(job, part, query_QD[part], decoder_QD[part], rows[part])
+    return Survey(_levels(job, batch.first), [_rung(job, name) for name in (*KNOWN, *real)])
 
 
 def _survey_chunk(job: _Job, whole: slice, query_QD: Tensor, asked_QD: Tensor, row_Q: np.ndarray) -> None:

@@ -4,13 +4,11 @@ M-BEIR, GENIUS and the papers that follow them report `Recall@k` meaning "any re
 That is `success@k` here; `recall@k` here is true recall, the share of a query's relevant items among the first k.
 """
 
-# Shapes: Q queries, K results a query.
-
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,29 +23,25 @@ NAMES = {"Success": "success", "R": "recall", "nDCG": "ndcg", "RR": "mrr"}
 """Our name of each measure that can be asked for."""
 
 
-def evaluate(
-    run: Run, qrels: Qrels, measures: Sequence[str] = MEASURES, pool: Collection[str] | None = None
-) -> dict[str, float]:
+def evaluate(run: Run, qrels: Qrels, measures: Sequence[str] = MEASURES) -> dict[str, float]:
     """Return every measure's mean over the queries of the qrels, from 0 to 1; a query without results counts 0.
 
-    Results count in the order of their list, whatever their scores. With a `pool`, qrels that name an item
-    outside it are refused.
+    Results count in the order of their list, whatever their scores.
 
     >>> evaluate({"q": [("b", 2.0), ("a", 1.0)]}, {"q": {"a": 1}, "p": {"b": 1}}, ("Success@5", "RR@10"))
     {'success@5': 0.5, 'mrr@10': 0.25}
     """
-    values = per_query(run, qrels, measures, pool)
+    values = per_query(run, qrels, measures)
     return {name: math.fsum(by_query.values()) / len(by_query) for name, by_query in values.items()}
 
 
-def per_query(
-    run: Run, qrels: Qrels, measures: Sequence[str] = MEASURES, pool: Collection[str] | None = None
-) -> dict[str, dict[str, float]]:
+def per_query(run: Run, qrels: Qrels, measures: Sequence[str] = MEASURES) -> dict[str, dict[str, float]]:
     """Return every measure of every query of the qrels, in their order; see `evaluate`."""
     import ir_measures
 
     names = {measure: our_name(measure) for measure in measures}
-    _check_qrels(qrels, pool)
+    if not qrels:
+        raise SiglumError("the qrels are empty, so there is nothing to measure.")
     parsed = {ir_measures.parse_measure(measure): names[measure] for measure in measures}
     values = {name: dict.fromkeys(qrels, 0.0) for name in names.values()}
     for found in ir_measures.iter_calc(list(parsed), qrels, _by_place(run, qrels)):
@@ -67,21 +61,6 @@ def our_name(measure: str) -> str:
             f"the measure is {measure!r}, but must be one of: {', '.join(f'{name}@k' for name in NAMES)}."
         )
     return f"{NAMES[match[1]]}@{match[2]}"
-
-
-def success_at(ranked_QK: np.ndarray, positives: Sequence[Iterable[int]], k: int) -> np.ndarray:
-    """Return for each query whether any positive is among its first k results, bool (Q,).
-
-    `ranked_QK` holds row numbers of items, best first, padded with -1; the rows of `positives` are those of the
-    queries. It equals `success@k` of `per_query` and serves where no ids are at hand.
-
-    >>> success_at(np.array([[4, 2], [0, -1]]), [[2], [1]], k=2).tolist()
-    [True, False]
-    """
-    if len(ranked_QK) != len(positives):
-        raise SiglumError(f"there are {len(ranked_QK)} ranked lists for {len(positives)} queries; they must match.")
-    pairs = zip(ranked_QK[:, :k].tolist(), positives, strict=True)
-    return np.array([not set(found).isdisjoint(wanted) for found, wanted in pairs], bool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,18 +109,3 @@ def _by_place(run: Run, qrels: Qrels) -> dict[str, dict[str, float]]:
             if len(scored[query]) < len(results):
                 raise SiglumError(f"the run of query {query!r} lists an item twice; drop one of them.")
     return scored
-
-
-def _check_qrels(qrels: Qrels, pool: Collection[str] | None) -> None:
-    if not qrels:
-        raise SiglumError("the qrels are empty, so there is nothing to measure.")
-    if pool is None:
-        return
-    known = frozenset(pool)
-    unknown = [(query, item) for query, judged in qrels.items() for item in judged if item not in known]
-    if unknown:
-        query, item = unknown[0]
-        raise SiglumError(
-            f"the qrels name {len(unknown)} items outside the pool of {len(known)},"
-            f" the first being {item!r} of query {query!r}; use the qrels of this pool."
-        )

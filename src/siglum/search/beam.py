@@ -18,8 +18,9 @@ from torch import Tensor
 from siglum.index import Index
 from siglum.index.trie import Allowed
 from siglum.search.lookahead import LookAhead
+from siglum.search.query import EncodedQuery
 from siglum.search.scorers import Scorer
-from siglum.types import Hit, SiglumError
+from siglum.types import SiglumError
 
 
 class Beams(NamedTuple):
@@ -45,6 +46,11 @@ class Ranking:
 
     def __len__(self) -> int:
         return len(self.position)
+
+    def above(self, least: float) -> Ranking:
+        """Return the ranking without items of lower scores."""
+        keep = self.score >= least
+        return Ranking(self.position[keep], self.row[keep], self.score[keep])
 
 
 def best_per_query(query_C: np.ndarray, score_C: np.ndarray, beam: int, num_queries: int) -> np.ndarray:
@@ -72,7 +78,7 @@ def best_per_query(query_C: np.ndarray, score_C: np.ndarray, beam: int, num_quer
 def beam_search(
     scorer: Scorer,
     index: Index,
-    query_QD: Tensor,
+    query: Tensor | EncodedQuery,
     beam: int,
     allowed: Allowed | None = None,
     trace: list[Beams] | None = None,
@@ -84,21 +90,22 @@ def beam_search(
     """
     if beam < 1:
         raise SiglumError(f"the beam must be at least 1, not {beam}.")
-    num, device = len(query_QD), query_QD.device
+    asked = EncodedQuery.of(query)
+    num, device = len(asked), asked.device
     root_lo, root_hi = index.root
     live = Beams(np.arange(num), np.repeat(root_lo, num), np.repeat(root_hi, num), np.zeros(num))
-    path, potential = live.score, None if ahead is None else ahead.begin(query_QD, index, allowed)
-    state = scorer.begin(query_QD)
+    path, potential = live.score, None if ahead is None else ahead.begin(asked.vector, index, allowed)
+    state = scorer.begin(asked)
     for level in range(index.levels):
         kids = index.children(live.lo, live.hi, level, allowed)
         parent, token = torch.as_tensor(kids.parent, device=device), torch.as_tensor(kids.token, device=device).long()
         step = scorer.score(state, level, parent, token)
-        path, query = path[kids.parent] + step.double().cpu().numpy(), live.query[kids.parent]
-        score = path if potential is None else path + potential.best(query, kids.lo, kids.hi)
+        path, owner = path[kids.parent] + step.double().cpu().numpy(), live.query[kids.parent]
+        score = path if potential is None else path + potential.best(owner, kids.lo, kids.hi)
         if np.isnan(score).any():
             raise SiglumError("a score is not a number: the query vectors or the model's weights contain NaN.")
-        keep = best_per_query(query, score, beam, num)
-        path, live = path[keep], Beams(query[keep], kids.lo[keep], kids.hi[keep], score[keep])
+        keep = best_per_query(owner, score, beam, num)
+        path, live = path[keep], Beams(owner[keep], kids.lo[keep], kids.hi[keep], score[keep])
         if trace is not None:
             trace.append(live)
         if not len(live.query):  # a filter that leaves nothing
@@ -138,7 +145,7 @@ def rank_items(
 def search_items(
     scorer: Scorer,
     index: Index,
-    query_QD: Tensor,
+    query: Tensor | EncodedQuery,
     *,
     beam: int,
     k: int,
@@ -152,20 +159,8 @@ def search_items(
         if value < 1:
             raise SiglumError(f"{name} must be at least 1, not {value}.")
     found: list[Ranking] = []
-    for part in query_QD.split(batch_size):
+    for part in EncodedQuery.of(query).split(batch_size):
         beams = beam_search(scorer, index, part, beam, allowed, ahead=ahead)
-        dense = None if item_ND is None else (part, item_ND)
+        dense = None if item_ND is None else (part.vector, item_ND)
         found.extend(rank_items(index, beams, len(part), k, allowed, dense))
     return found
-
-
-def as_hits(index: Index, ranking: Ranking) -> list[Hit]:
-    """Return a ranking as hits, ranks from 1."""
-    codes = index.codes(ranking.row)
-    ids = index.ids
-    return [
-        Hit(ids[int(position)], float(score), tuple(int(code) for code in path), rank)
-        for rank, (position, score, path) in enumerate(
-            zip(ranking.position, ranking.score, codes, strict=True), start=1
-        )
-    ]

@@ -2,44 +2,54 @@
 
 from __future__ import annotations
 
-import shutil
+import logging
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from threading import Lock
+from typing import Any, Unpack, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from siglum.config import SearchConfig, as_dict, from_dict
-from siglum.data.vectors import check_features, with_widths
 from siglum.device import check_device
-from siglum.encode.base import Encoder
-from siglum.encode.registry import build_encoder
-from siglum.encode.run import encode_rows
-from siglum.files import STAGE_FILE, read_json, read_record, read_tensors, write_json, write_tensors
-from siglum.fuse.contrastive import embed
+from siglum.encode.base import Encoder, check_encoder
+from siglum.files import STAGE_FILE
 from siglum.generate.decoder import CodeDecoder
 from siglum.generate.query import QueryHead
-from siglum.generate.store import load_decoder, load_query_head, save_decoder
+from siglum.generate.store import load_decoder, load_query_head
+from siglum.given import as_folder, listed
 from siglum.index import Index
-from siglum.search.beam import Ranking, as_hits, search_items
-from siglum.search.cuda import Graphs
-from siglum.search.fast import Engines
-from siglum.search.lookahead import LookAhead, build_lookahead
-from siglum.search.scorers import Scorer, build_scorer
-from siglum.tokenize.store import load_tokenizer, save_tokenizer
+from siglum.rootfiles import read_root_json, write_root_json
+from siglum.run.claim import Owner, claim_run
+from siglum.run.folder import RunFolder
+from siglum.run.generations import holds_index, open_index, refuse_dropping, save_index
+from siglum.run.live import LiveIndex
+from siglum.run.lock import lock_run
+from siglum.search.asked import Asked, AskedQueries, SearchKeywords, SearchOptions, SearchRequest, Within
+from siglum.search.beam import Ranking
+from siglum.search.engine import Engine, FastEngines
+from siglum.search.hits import as_hits, reconstruct, similarities
+from siglum.search.models import Models
+from siglum.search.query import EncodedQuery
+from siglum.search.state import NewItems, State
+from siglum.search.writer import Writer, open_writer
+from siglum.terminal import shown_if
+from siglum.tokenize.store import load_tokenizer
 from siglum.tokenize.train import Tokenizer
-from siglum.types import Features, Hit, Item, Picture, Query, SiglumError
-
-VECTORS_FILE = "vectors.safetensors"
+from siglum.types import Features, Hit, Item, Picture, SiglumError
 
 
-class Retriever:
+class Retriever(Models):
     """Search a collection by text, image or both.
 
-    Example: `Retriever.load("runs/demo").search(text="a red star left of a blue ring", k=5)`.
+    Any number of threads may search, add and remove at once. A search sees the items of one moment from start to end;
+    of two that add or remove, none is lost. Changes stay in memory until `save`; `writing` makes each of them last.
+
+    Example: `Retriever.load("runs/demo").search("a red star left of a blue ring", k=5)`.
     """
 
     def __init__(
@@ -59,211 +69,330 @@ class Retriever:
 
         An encoder given by name is built when it is first needed, and must then have the fingerprint given, if any.
         """
-        self.tokenizer, self.index, self.decoder, self.head = tokenizer, index, decoder, head
-        self.config, self.item_ND, self.device = config or SearchConfig(), item_ND, device
-        self._encoder, self._encoder_fingerprint = encoder, encoder_fingerprint
-        self._engines, self._graphs = Engines(), Graphs()
+        super().__init__(
+            tokenizer, decoder, head, encoder=encoder, encoder_fingerprint=encoder_fingerprint, device=device
+        )
+        self.config = config or SearchConfig()
+        self._state = State(index, item_ND)
+        self._home: Path | None = None
+        """The folder whose index the state began with."""
+        self._fast_engines = FastEngines()
+        self._changing = Lock()
+        self._is_written = False
+        """Whether a `Writer` is open, through which all changes go."""
+
+    @property
+    def index(self) -> Index:
+        """The items as they are now; an index never changes, so one that is held on to stays as it was."""
+        return self._state.index
+
+    @index.setter
+    def index(self, index: Index) -> None:
+        with self._changing:
+            self._state, self._home = State(index), None
+
+    @property
+    def item_ND(self) -> Tensor | None:
+        """Kept vectors in pool order, which order items of one leaf."""
+        return self._state.item_ND
 
     @classmethod
-    def load(cls, folder: str | Path, *, device: str = "cpu") -> Retriever:
-        """Open a run folder; the index is memory-mapped. Without a decoder it searches by geometry alone."""
-        root = Path(folder)
-        check_device(device)
+    def load(cls, folder: str | Path, *, device: str = "auto", encoder: Encoder | str | None = None) -> Retriever:
+        """Open a run folder; the index is memory-mapped. Without a decoder it warns and searches by geometry.
+
+        `device` auto is a GPU where there is one. An `encoder` of one's own, an object or a name, takes the place of
+        the recorded one, whose weights and widths it must have.
+        """
+        root, device = as_folder(folder), check_device(device)
         if not root.is_dir():
             raise SiglumError(f"{root} is not a run folder.")
-        tokenizer, record = load_tokenizer(root / "2-tokenizer", device)
-        own = record["tokenizer_fingerprint"]
-        config: SearchConfig = from_dict(SearchConfig, read_record(root / "config.json", "search")["search"])
+        run = RunFolder(root)
+        tokenizer, record = load_tokenizer(run.tokenizer, device)
+        own, mark, fusion = record["tokenizer_fingerprint"], record.get("encoder_fingerprint"), tokenizer.fusion
+        if encoder is not None and not isinstance(encoder, str):
+            check_encoder(encoder, mark, len(fusion.image_shift), len(fusion.text_shift))
+        config: SearchConfig = from_dict(SearchConfig, read_root_json(root, "config.json", "search")["search"])
         decoder, head = None, None
-        if (root / "3-decoder").exists():
-            decoder = load_decoder(root / "3-decoder", own, device)
-            head = load_query_head(root / "3-decoder", tokenizer.quantizer.dim, device)
+        if run.decoder.exists():
+            decoder = load_decoder(run.decoder, own, device)
+            head = load_query_head(run.decoder, tokenizer.quantizer.dim, device)
         elif config.scorer in ("fused", "decoder"):
+            message = "%s has no decoder: it is searched by geometry, not by its scorer %s."
+            logging.getLogger("siglum").warning(message, root, config.scorer)
             config = replace(config, scorer="geometry")
-        index = Index.load(root / "4-index", own)
-        kept = root / "4-index" / VECTORS_FILE
-        item_ND = torch.from_numpy(read_tensors(kept)["vectors"]).float().to(device) if kept.exists() else None
-        return cls(
+        opened = open_index(run.index, own)
+        retriever = cls(
             tokenizer,
-            index,
+            opened.index,
             decoder=decoder,
             head=head,
             config=config,
-            encoder=record.get("encoder", "none"),
-            encoder_fingerprint=record.get("encoder_fingerprint"),
-            item_ND=item_ND,
+            encoder=encoder or record.get("encoder", "none"),
+            encoder_fingerprint=mark,
+            item_ND=_as_tensor(opened.vectors_ND, device),
             device=device,
         )
+        retriever._home = root.resolve()
+        return retriever
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_folder: str | Path,
+        *,
+        revision: str | None = None,
+        token: str | None = None,
+        device: str = "auto",
+        encoder: Encoder | str | None = None,
+        progress: bool = False,
+    ) -> Retriever:
+        """Open a retriever of the Hugging Face hub, or of a folder; what the hub's cache holds is not fetched again.
+
+        Only JSON and safetensors are fetched, and checked as in `load`.
+        Example: `Retriever.from_pretrained("organisation/photographs", revision="v1").search("two dogs")`.
+        """
+        from siglum.hub.remote import find_folder
+
+        folder = find_folder(name_or_folder, revision=revision, token=token, progress=progress)
+        return cls.load(folder, device=device, encoder=encoder)
+
+    def save_pretrained(self, folder: str | Path, *, texts: bool = True) -> None:
+        """Write what `from_pretrained` opens, JSON and safetensors alone, and a model card (README.md) to be edited.
+
+        Texts of items go with it unless told otherwise; places of pictures and data on this machine never do.
+        """
+        from siglum.search.published import save_pretrained
+
+        save_pretrained(self, folder, "", texts)
+
+    def push_to_hub(
+        self,
+        name: str,
+        *,
+        private: bool = False,
+        revision: str | None = None,
+        token: str | None = None,
+        message: str = "Upload a Siglum retriever",
+        texts: bool = True,
+        progress: bool = False,
+    ) -> str:
+        """Write what `save_pretrained` writes into a repository of the Hugging Face hub, and return its address.
+
+        The repository is made if it is not there; `revision` is a branch. Example:
+        `retriever.push_to_hub("organisation/photographs", private=True)`.
+        """
+        from siglum.hub.remote import Push
+        from siglum.search.published import push_to_hub
+
+        return push_to_hub(self, name, texts, Push(private, revision, token, message, progress))
 
     @property
-    def encoder(self) -> Encoder | None:
-        """The encoder of texts and pictures; None in a run made from plain vectors."""
-        if isinstance(self._encoder, str):
-            built, wanted = build_encoder(self._encoder, device=self.device), self._encoder_fingerprint
-            if built is not None and wanted is not None and built.fingerprint() != wanted:
-                raise SiglumError(
-                    f"this run was encoded with other weights than {built.name} has now (fingerprint {wanted}, not"
-                    f" {built.fingerprint()}); bring those back, or encode and train again."
-                )
-            self._encoder = built
-        return self._encoder
+    def engine(self) -> Engine:
+        """What answers searches of the items as they are now; one that is held on to stays with them."""
+        return self._engine(self._state)
 
-    def scorer(self, config: SearchConfig | None = None) -> Scorer:
-        """Return the scorer of this run's configuration, or of another one."""
-        return build_scorer(config or self.config, self.tokenizer.codebooks(), self.decoder, self._first)
+    def _engine(self, state: State) -> Engine:
+        parts = (self.tokenizer, self.decoder, state.index, state.item_ND)
+        return Engine.of(*parts, device=self.device, fast_engines=self._fast_engines)
 
-    def lookahead(self, config: SearchConfig | None = None) -> LookAhead | None:
-        """Return the look-ahead of this run's configuration, or of another one; None where it asks for none."""
-        return build_lookahead(config or self.config, self.tokenizer.codebooks(), self._first)
-
-    @property
-    def _first(self) -> int:
-        """The first level whose token carries a codeword."""
-        quantizer = self.tokenizer.quantizer
-        return 0 if quantizer.config.modality_vector else quantizer.first
-
+    @overload
     def search(
         self,
-        text: str | None = None,
+        query: Asked | None = None,
         image: Picture | None = None,
         *,
+        text: str | None = None,
+        **how: Unpack[SearchKeywords],
+    ) -> list[Hit]: ...
+    @overload
+    def search(
+        self,
+        query: Sequence[Asked] | None = None,
+        image: Sequence[Picture | None] | None = None,
+        *,
+        text: Sequence[str] | None = None,
+        **how: Unpack[SearchKeywords],
+    ) -> list[list[Hit]]: ...
+    def search(
+        self,
+        query: Asked | Sequence[Asked] | None = None,
+        image: Picture | Sequence[Picture | None] | None = None,
+        *,
+        text: str | Sequence[str] | None = None,
         k: int = 10,
         instruction: str | None = None,
-        within: Iterable[str] | np.ndarray | None = None,
-        **options: Any,
-    ) -> list[Hit]:
-        """Return up to k hits for one query of text, image or both.
+        within: Within = None,
+        without: Iterable[str] = (),
+        exclude_self: bool = False,
+        min_score: float | None = None,
+        progress: bool = False,
+        **options: Unpack[SearchOptions],
+    ) -> list[Hit] | list[list[Hit]]:
+        """Return up to k hits for one query of text, picture or both; for a list of queries a list of hits each.
 
-        `within` restricts the search to ids or to a mask in pool order; `options` are fields of `SearchConfig`
-        (beam, omega, scorer, ...). A beam holds at most `beam` code sequences: a larger k than the items under
-        them gives fewer hits, never made-up ones.
+        A query is a text (every string is one), a picture (`Path`, bytes, PIL image, uint8 pixels) or a `siglum.Query`;
+        `image` is the picture that goes with a text, or a list of them with a list of texts. `instruction` says what
+        kind of thing is wanted. `within` restricts the search to ids or to a mask in pool order, `without` leaves ids
+        out, `exclude_self` the item that has the id or the picture file of the query, and `min_score` hits of a lower
+        score. `progress` is shown on stderr. `options` are fields of `SearchConfig` (beam, omega, scorer, ...). A beam
+        holds at most `beam` code sequences: a larger k than the items under them gives fewer hits, never made-up ones.
+
+        Example: `retriever.search(["two dogs", "a red car"], k=3, within=ids)`.
         """
-        if not isinstance(text, str | None):
-            raise SiglumError(f"the text of a search is a string, not {text!r}.")
-        if not text and image is None:
-            raise SiglumError("a search needs a text, an image or both.")
-        query = Query(id="query", text=text or None, image=image, instruction=instruction)
-        return self.search_features(self._encode([query]), k=k, within=within, **options)[0]
+        questions, state = AskedQueries.of(query, image, text, instruction), self._state
+        how = SearchRequest.of(
+            state.index, self.config, options, k=k, within=within, without=without, min_score=min_score
+        )
+        found: list[list[Hit]] = []
+        with shown_if(progress):
+            for features in self._encoded(questions.rows, "search"):
+                if exclude_self:  # it takes one place
+                    hits = self._hits(state, features, replace(how, k=how.k + 1))
+                    hits = [questions.without_own(place, row)[: how.k] for place, row in enumerate(hits, len(found))]
+                else:
+                    hits = self._hits(state, features, how)
+                found += hits
+        return found[0] if questions.is_one else found
 
     def search_features(
-        self, queries: Features, *, k: int = 10, within: Iterable[str] | np.ndarray | None = None, **options: Any
+        self,
+        queries: Features,
+        *,
+        k: int = 10,
+        within: Within = None,
+        without: Iterable[str] = (),
+        min_score: float | None = None,
+        **options: Unpack[SearchOptions],
     ) -> list[list[Hit]]:
-        """Return hits for frozen query features, one list a query."""
-        rankings = self.rank(self.vectors(queries, "queries"), k=k, within=within, **options)
-        return [as_hits(self.index, ranking) for ranking in rankings]
+        """Return hits for frozen query features (`siglum.features`), one list a query; the rest is as in `search`."""
+        if not isinstance(queries, Features):
+            raise SiglumError(f"search_features takes features (siglum.features), not {type(queries).__name__}.")
+        state = self._state
+        how = SearchRequest.of(
+            state.index, self.config, options, k=k, within=within, without=without, min_score=min_score
+        )
+        return self._hits(state, queries, how)
 
     def rank(
-        self, query_QD: Tensor, *, k: int = 10, within: Iterable[str] | np.ndarray | None = None, **options: Any
+        self,
+        query: Tensor | EncodedQuery | np.ndarray,
+        *,
+        k: int = 10,
+        within: Within = None,
+        **options: Unpack[SearchOptions],
     ) -> list[Ranking]:
-        """Return rankings for fused query vectors (Q, D)."""
-        dim = self.tokenizer.quantizer.dim
-        if query_QD.ndim != 2 or query_QD.shape[1] != dim:
-            raise SiglumError(f"query vectors must have shape (Q, {dim}), but have {tuple(query_QD.shape)}.")
-        config: SearchConfig = from_dict(SearchConfig, {**as_dict(self.config), **options})
-        if config.leaf_order == "dense" and self.item_ND is None:
-            raise SiglumError(
-                "this index keeps no vectors to order items of a leaf by; index with kept vectors or use order pool."
-            )
-        query_QD = query_QD.to(self.device)
-        allowed = None if within is None else self.index.allow(within)
-        item_ND = self.item_ND if config.leaf_order == "dense" else None
-        parts = (config, self.decoder, self.tokenizer.codebooks(), self.index, self._first)
-        if self.device.startswith("cuda"):
-            graph = self._graphs.choose(*parts, self.device)
-            if graph is not None:
-                return graph.search(query_QD, k=k, allowed=allowed)
-        fast = self._engines.choose(*parts)
-        if fast is not None:
-            return fast.search(query_QD, k=k, allowed=allowed, item_ND=item_ND)
-        return search_items(
-            self.scorer(config),
-            self.index,
-            query_QD,
-            beam=config.beam,
-            k=k,
-            batch_size=config.batch_size,
-            allowed=allowed,
-            item_ND=item_ND,
-            ahead=self.lookahead(config),
-        )
+        """Return rankings for fused vectors (Q, D) or encoded queries: places in `index` as it was when this began."""
+        state = self._state
+        is_array = isinstance(query, np.ndarray) and query.dtype.kind in "fiu"  # others are refused as they are
+        asked: Any = torch.tensor(np.ascontiguousarray(query)) if is_array else query
+        return self._rank(state, asked, SearchRequest.of(state.index, self.config, options, k=k, within=within))
 
-    def vectors(self, features: Features, what: str = "items") -> Tensor:
-        """Return the unit vectors (N, D) that items are coded from or queries search with, after checking them."""
-        fusion = self.tokenizer.fusion
-        features = with_widths(features, len(fusion.image_shift), len(fusion.text_shift), what)
-        check_features(features, what)
-        fused = embed(fusion, features, self.device)
-        return self.head.adapt(fused, features, self.device) if what == "queries" and self.head else fused
+    def _rank(self, state: State, query: Tensor | EncodedQuery, how: SearchRequest) -> list[Ranking]:
+        """Rank the items of one state; nothing here may look at another."""
+        return self._engine(state).rank(query, how.config, k=how.k, allowed=how.allowed)
+
+    def _hits(self, state: State, features: Features, how: SearchRequest) -> list[list[Hit]]:
+        asked = EncodedQuery.of(self.vectors(features, "queries"))
+        rankings = self._rank(state, asked, how)
+        if how.min_score is not None:
+            rankings = [ranking.above(how.min_score) for ranking in rankings]
+        near = similarities(rankings, asked, state, self.tokenizer.quantizer)
+        return [as_hits(state.index, *pair) for pair in zip(rankings, near, strict=True)]
+
+    def reconstruct(self, ids: Iterable[str]) -> np.ndarray:
+        """Return what the codes of items say of their vectors, the sums of their codewords (n, D), float32.
+
+        Example: `retriever.reconstruct(["cat-17"])`; an unknown id is refused.
+        """
+        return reconstruct(self.tokenizer.quantizer, self._state.index.codes_of(listed(ids))).cpu().numpy()
+
+    def __len__(self) -> int:
+        """Return the number of items."""
+        return len(self._state.index)
 
     def add(self, items: Sequence[Item] | Features) -> None:
         """Add items to the index; the models stay as they are. A known id is refused and nothing changes."""
-        if not isinstance(items, Features) and not all(isinstance(item, Item) for item in items):
-            raise SiglumError("add takes items (siglum.Item) or features (siglum.features).")
-        features = items if isinstance(items, Features) else self._encode(items)
-        vectors = self.vectors(features)
-        kinds = torch.as_tensor(features.modality.astype(np.int64)).to(self.device)
-        self.index = self.index.add(features.ids, self.tokenizer.quantizer.encode(vectors, kinds).cpu().numpy())
-        if self.item_ND is not None:
-            self.item_ND = torch.cat([self.item_ND, vectors.half().float()])
+        self._change((), self._coded(items))
+
+    def upsert(self, items: Sequence[Item] | Features) -> None:
+        """Add items, in the place of those that have their ids: all of them or none.
+
+        Example: `retriever.upsert([siglum.Item(id="cat-17", text="a grey cat, asleep")])`.
+        """
+        self._change((), self._coded(items), upsert=True)
 
     def remove(self, ids: Iterable[str]) -> None:
         """Take items out of the index; an unknown id is refused and nothing changes."""
-        gone = list(ids)
-        left = self.index.remove(gone)
-        if self.item_ND is not None:
-            keep = np.ones(len(self.index), bool)
-            keep[self.index.positions(gone)] = False
-            self.item_ND = self.item_ND[torch.from_numpy(keep)]
-        self.index = left
+        self._change(listed(ids), self._nothing())
 
-    def save(self, folder: str | Path) -> None:
+    def _change(self, gone: Sequence[str], new: NewItems, *, upsert: bool = False) -> None:
+        with self._changing:
+            self._refuse_written()
+            state = self._state
+            gone = [*gone, *(state.index.ids.known(new.ids) if upsert else ())]
+            self._state = state.changed(gone, new)
+
+    def writing(
+        self, folder: str | Path, *, wait: float | None = None, background: bool = False
+    ) -> AbstractContextManager[Writer]:
+        """Open the index of this run for changes that are on disk when a call returns, holding the run's lock.
+
+        Example: `with retriever.writing("runs/mine") as live: live.remove(["cat-17"])`.
+        """
+        return open_writer(self, as_folder(folder), wait, background)
+
+    def _refuse_written(self) -> None:
+        if self._is_written:
+            raise SiglumError("this retriever is open for writing; add and remove through what `writing` gives.")
+
+    def _follow(self, live: LiveIndex, root: Path) -> None:
+        """Search what is on disk from now on."""
+        with self._changing:  # a later state must not be followed by an earlier one
+            state = live.state
+            self._state = State(state.index, _as_tensor(state.vectors_ND, self.device))
+            self._home = root.resolve()
+
+    def save(self, folder: str | Path, *, overwrite: bool = False, wait: float | None = None) -> None:
         """Write all that a later `load` needs (models, index, configuration) into a folder.
 
-        In the folder of the run itself the tokenizer and the other settings stay as they are.
+        In the folder it was loaded from only the changes since then are written, through the log of the index: what
+        others have changed there meanwhile stays. A run of another collection is refused, unless it is to be
+        overwritten.
         """
-        root, own = Path(folder), self.tokenizer.fingerprint()
-        record, settings = root / "2-tokenizer" / STAGE_FILE, root / "config.json"
-        same_run = record.exists() and read_json(record).get("tokenizer_fingerprint") == own
-        if not same_run:
-            save_tokenizer(root / "2-tokenizer", self.tokenizer, {"vectors": "none"}, **self._encoder_facts())
-        if self.decoder is not None:
-            save_decoder(root / "3-decoder", self.decoder, own, self.head, parameters=self.decoder.parameter_count())
-        save_index(root / "4-index", self.index, self.item_ND)
-        before = read_json(settings) if same_run and settings.exists() else {}
-        write_json(settings, {**before, "search": as_dict(self.config)})
+        root, own = as_folder(folder), self.tokenizer.fingerprint()
+        with lock_run(root, "a retriever", wait):
+            claim_run(root, Owner(tokenizer=own), overwrite=overwrite)
+            run = RunFolder(root)
+            same_run = (run.tokenizer / STAGE_FILE).exists()
+            if same_run and self._home == root.resolve() and holds_index(run.index):
+                self._save_changes(root)
+            else:
+                self._save_whole(run, same_run, overwrite)
+            before = read_root_json(root, "config.json") if same_run and (root / "config.json").exists() else {}
+            write_root_json(root, "config.json", {**before, "search": as_dict(self.config)})
 
-    def _encoder_facts(self) -> dict[str, str]:
-        """Return what the record keeps of the encoder, without building one that was not needed so far."""
-        known, mark = self._encoder, self._encoder_fingerprint
-        if isinstance(known, str) or known is None:
-            return {"encoder": known or "none", **({"encoder_fingerprint": mark} if mark else {})}
-        return {"encoder": known.name, "encoder_fingerprint": known.fingerprint()}
+    def _save_changes(self, root: Path) -> None:
+        """Write what has changed since the index was on disk, on top of what it has become there."""
+        with self._changing:
+            state = self._state
+            with LiveIndex(RunFolder(root).index, self.tokenizer.fingerprint()) as live:
+                fresh = list(state.fresh)
+                vectors = None
+                if state.item_ND is not None and fresh:
+                    vectors = state.item_ND[torch.from_numpy(state.index.positions(fresh))].cpu().numpy()
+                now = live.change(state.gone, fresh, state.index.codes_of(fresh), vectors, state.index.fields_of(fresh))
+            self._state = State(now.index, _as_tensor(now.vectors_ND, self.device))
 
-    def _encode(self, rows: Sequence[Item] | Sequence[Query]) -> Features:
-        if self.encoder is None:
-            raise SiglumError(
-                "this run was made from plain vectors and has no encoder; use search_features and features."
-            )
-        return encode_rows(rows, self.encoder, strict=True)
+    def _save_whole(self, run: RunFolder, same_run: bool, overwrite: bool) -> None:
+        """Write models and index into a folder that has none, or none of this retriever's."""
+        self.save_models(run, same_run=same_run)
+        with self._changing:
+            state = self._state
+            if not overwrite:
+                refuse_dropping(run.index, state.index, "pass overwrite=True")
+            save_index(run.index, state.index, state.item_ND)
+            self._state, self._home = State(state.index, state.item_ND), run.root.resolve()
 
 
-def save_index(folder: Path, index: Index, item_ND: Tensor | None = None) -> str:
-    """Write the `4-index` stage, with item vectors (fp16, pool order) where they are to be kept.
-
-    The stage is written beside the old one and then takes its place: added items cannot be made again from the run,
-    so a full disk must leave the index as it was.
-    """
-    fresh, old = (folder.with_name(f".{folder.name}.{state}") for state in ("new", "old"))
-    for left_over in (fresh, old):
-        shutil.rmtree(left_over, ignore_errors=True)
-    try:
-        if item_ND is not None:
-            write_tensors(fresh / VECTORS_FILE, {"vectors": item_ND.half()})
-        own = index.save(fresh)
-        if folder.exists():
-            folder.rename(old)
-        fresh.rename(folder)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-    shutil.rmtree(old, ignore_errors=True)
-    return own
+def _as_tensor(vectors_ND: np.ndarray | None, device: str) -> Tensor | None:
+    return None if vectors_ND is None else torch.from_numpy(vectors_ND).float().to(device)

@@ -6,6 +6,7 @@ Shapes: Q queries, R live rows (prefixes of all queries, flat), C candidate cont
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,14 +14,16 @@ import torch
 from torch import Tensor
 
 from siglum.config import SearchConfig
-from siglum.generate.decoder import CodeDecoder, State
+from siglum.generate.decoder import CodeDecoder, DecoderState
+from siglum.registry import SCORERS
+from siglum.search.query import EncodedQuery
 from siglum.types import SiglumError, one_of
 
 
 class Scorer(Protocol):
     """Scores continuations of live prefixes; `begin` starts with one empty prefix a query."""
 
-    def begin(self, query_QD: Tensor) -> Any:
+    def begin(self, query: EncodedQuery) -> Any:
         """Return the state of one empty prefix for every query."""
         ...
 
@@ -51,9 +54,9 @@ class GeometryScorer:
     first: int = 0
     """Levels before this one add nothing."""
 
-    def begin(self, query_QD: Tensor) -> Tensor:
+    def begin(self, query: EncodedQuery) -> Tensor:
         """Return the residuals q - x̂_p, at first the queries."""
-        return query_QD
+        return query.vector
 
     def score(self, state: Tensor, level: int, parent_C: Tensor, token_C: Tensor) -> Tensor:
         """Return omega times the geometric gain (eq. cdsb)."""
@@ -75,9 +78,9 @@ class OracleScorer:
 
     codebooks: list[Tensor]
 
-    def begin(self, query_QD: Tensor) -> Tensor:
+    def begin(self, query: EncodedQuery) -> Tensor:
         """Return the queries."""
-        return query_QD
+        return query.vector
 
     def score(self, state: Tensor, level: int, parent_C: Tensor, token_C: Tensor) -> Tensor:
         """Return <q, c>."""
@@ -90,7 +93,7 @@ class OracleScorer:
 
 @dataclass(slots=True)
 class _Decoding:
-    state: State
+    state: DecoderState
     token_R: Tensor | None
     hidden_RM: Tensor | None = None
 
@@ -102,10 +105,10 @@ class DecoderScorer:
     decoder: CodeDecoder
     normalisation: str = "level"
 
-    def begin(self, query_QD: Tensor) -> _Decoding:
+    def begin(self, query: EncodedQuery) -> _Decoding:
         """Encode the queries."""
         one_of("search.normalisation", self.normalisation, ("level", "joint", "children"))
-        return _Decoding(self.decoder.start(query_QD), None)
+        return _Decoding(self.decoder.start(query.states, query.mask_QS), None)
 
     def score(self, state: _Decoding, level: int, parent_C: Tensor, token_C: Tensor) -> Tensor:
         """Run one decoder step for the live rows and return the log-probabilities of the candidates."""
@@ -145,10 +148,10 @@ class PriorScorer:
     decoder: CodeDecoder
     weight: float
 
-    def begin(self, query_QD: Tensor) -> _Prior:
+    def begin(self, query: EncodedQuery) -> _Prior:
         """Start from the empty query, a vector of zeros."""
-        state = self.decoder.start(torch.zeros_like(query_QD[:1]))
-        return _Prior(_Decoding(state, None), torch.zeros(len(query_QD), dtype=torch.long, device=query_QD.device))
+        state = self.decoder.start(query.states.new_zeros(1, self.decoder.query_dim))
+        return _Prior(_Decoding(state, None), torch.zeros(len(query), dtype=torch.long, device=query.device))
 
     def score(self, state: _Prior, level: int, parent_C: Tensor, token_C: Tensor) -> Tensor:
         """Run one decoder step for the distinct prefixes and return minus their weighted log-probabilities."""
@@ -171,9 +174,9 @@ class SumScorer:
 
     parts: list[Scorer]
 
-    def begin(self, query_QD: Tensor) -> list[Any]:
+    def begin(self, query: EncodedQuery) -> list[Any]:
         """Begin every part."""
-        return [part.begin(query_QD) for part in self.parts]
+        return [part.begin(query) for part in self.parts]
 
     def score(self, state: list[Any], level: int, parent_C: Tensor, token_C: Tensor) -> Tensor:
         """Add the parts' scores."""
@@ -185,26 +188,58 @@ class SumScorer:
         return [part.advance(own, level, parent_R, token_R) for part, own in zip(self.parts, state, strict=True)]
 
 
+def check_codebooks(config: SearchConfig, codebooks: Sequence[Tensor]) -> None:
+    """Refuse a search that ranks by vectors of prefixes where the codes have none."""
+    what = f"mode {config.mode}" if config.mode in ("scan", "scan-rescore") else f"the scorer {config.scorer}"
+    fuses = config.scorer == "fused" and (config.omega > 0 or config.lookahead)
+    needed = what.startswith("mode") or fuses or config.scorer in ("geometry", "oracle")
+    if needed and not codebooks:
+        raise SiglumError(
+            f"{what} needs codes whose prefixes have vectors, and these have none; search with scorer decoder."
+        )
+
+
 def build_scorer(config: SearchConfig, codebooks: list[Tensor], decoder: CodeDecoder | None, first: int = 0) -> Scorer:
     """Return the scorer named by the config; `first` is the first level whose token carries a codeword.
 
     Where the config looks ahead, the geometric part is left to `build_lookahead`.
     """
-    kind = one_of("search.scorer", config.scorer, ("fused", "decoder", "geometry", "oracle"))
-    normalisation = "children" if config.mode == "renormalised" else config.normalisation
-    if kind == "oracle":
-        return OracleScorer(codebooks)
-    if kind == "geometry":
-        return GeometryScorer(codebooks, 0.0 if config.lookahead else 1.0, first=first)
+    check_codebooks(config, codebooks)
+    scorer: Scorer = SCORERS[SCORERS.checked("search.scorer", config.scorer)](config, codebooks, decoder, first)
+    return scorer
+
+
+def build_oracle(config: SearchConfig, codebooks: list[Tensor], decoder: CodeDecoder | None, first: int) -> Scorer:
+    """Return the quantised oracle."""
+    return OracleScorer(codebooks)
+
+
+def build_geometry(config: SearchConfig, codebooks: list[Tensor], decoder: CodeDecoder | None, first: int) -> Scorer:
+    """Return geometry alone."""
+    return GeometryScorer(codebooks, 0.0 if config.lookahead else 1.0, first=first)
+
+
+def build_decoder(config: SearchConfig, codebooks: list[Tensor], decoder: CodeDecoder | None, first: int) -> Scorer:
+    """Return the decoder alone, less its prior where the config asks for that."""
     if decoder is None:
-        raise SiglumError(f"the scorer {kind} needs a trained decoder; train one, or search with scorer geometry.")
-    parts: list[Scorer] = [DecoderScorer(decoder, normalisation)]
-    if config.prior > 0:
-        if not decoder.config.null_queries:
-            raise SiglumError("search.prior needs a decoder trained with decoder.null_queries above 0.")
-        if normalisation != "level":
-            raise SiglumError(f"search.prior goes with normalisation level, not {normalisation}.")
-        parts.append(PriorScorer(decoder, config.prior))
-    if kind == "fused" and config.omega > 0 and not config.lookahead:
-        parts.append(GeometryScorer(codebooks, config.omega, config.zscore, first))
-    return parts[0] if len(parts) == 1 else SumScorer(parts)
+        raise SiglumError(
+            f"the scorer {config.scorer} needs a trained decoder; train one, or search with scorer geometry."
+        )
+    normalisation = "children" if config.mode == "renormalised" else config.normalisation
+    decoding = DecoderScorer(decoder, normalisation)
+    if config.prior <= 0:
+        return decoding
+    if not decoder.config.null_queries:
+        raise SiglumError("search.prior needs a decoder trained with decoder.null_queries above 0.")
+    if normalisation != "level":
+        raise SiglumError(f"search.prior goes with normalisation level, not {normalisation}.")
+    return SumScorer([decoding, PriorScorer(decoder, config.prior)])
+
+
+def build_fused(config: SearchConfig, codebooks: list[Tensor], decoder: CodeDecoder | None, first: int) -> Scorer:
+    """Return geometric score fusion (eq. cdsb)."""
+    decoding = build_decoder(config, codebooks, decoder, first)
+    if config.omega <= 0 or config.lookahead:
+        return decoding
+    geometry = GeometryScorer(codebooks, config.omega, config.zscore, first)
+    return SumScorer([*(decoding.parts if isinstance(decoding, SumScorer) else [decoding]), geometry])

@@ -1,1 +1,1 @@
-"""Stage 2b: vectors become codes (sigla) by residual quantisation."""
+"""Stage 2b: vectors become codes (sigla) by a quantiser, residual unless told otherwise."""

@@ -10,7 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from siglum.config import TokenizerConfig
-from siglum.types import one_of
+from siglum.types import SiglumError, one_of
+
+NEVER = -1e4
+"""A teacher's score that leaves nothing at any temperature in use."""
 
 
 def residual_loss(residuals: list[Tensor], codeword_NTD: Tensor, first: int = 0) -> Tensor:
@@ -91,33 +94,71 @@ def listwise_kl(teacher_QK: Tensor, student_QK: Tensor, keep_QK: Tensor, tempera
     return (log_t.exp() * gap).sum(-1)
 
 
+@torch.no_grad()
+def teach(
+    query_QD: Tensor,
+    target_ND: Tensor,
+    positive_Q: Tensor,
+    out_QN: Tensor,
+    config: TokenizerConfig,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the candidates of every query, the teacher's scores of them (best first) and which are real, each (Q, K).
+
+    Two teachers are controls: `positive` gives everything to the query's own target; `shuffled` deals the fused
+    similarities anew among the candidates, so that it is as sharp as `fused` and knows nothing.
+    """
+    kind = one_of("tokenizer.rank_teacher", config.rank_teacher, ("fused", "positive", "shuffled"))
+    all_QN = query_QD @ target_ND.T
+    pick_QK = candidates(all_QN, positive_Q, out_QN, config.top_k, config.rank_keep_positive)
+    score_QK = all_QN.gather(1, pick_QK)
+    own_QK = pick_QK == positive_Q[:, None]
+    real_QK = ~out_QN.expand(len(pick_QK), -1).gather(1, pick_QK)
+    if config.rank_keep_positive:
+        real_QK |= own_QK
+    if kind == "positive":
+        if not config.rank_keep_positive:
+            raise SiglumError(
+                "tokenizer.rank_teacher positive needs the positive among the candidates; set"
+                " tokenizer.rank_keep_positive=true."
+            )
+        order_QK = own_QK.int().argsort(dim=1, descending=True, stable=True)
+        score_QK = torch.zeros_like(score_QK).masked_fill(~own_QK, NEVER).gather(1, order_QK)
+        return pick_QK.gather(1, order_QK), score_QK, real_QK.gather(1, order_QK)
+    if kind == "shuffled":  # the scores stay in order, and who has them changes; what is not real stays last
+        order_QK = torch.rand_like(score_QK).masked_fill(~real_QK, torch.inf).argsort(dim=1, stable=True)
+        pick_QK = pick_QK.gather(1, order_QK)
+    return pick_QK, score_QK, real_QK
+
+
 def prefix_ranking_loss(
     query_QD: Tensor,
     target_ND: Tensor,
     partial_NTD: Tensor,
     codes_NT: Tensor,
-    positive_Q: Tensor,
-    repeat_N: Tensor,
-    config: TokenizerConfig,
-    first: int,
+    positive_Q: Tensor | None = None,
+    repeat_N: Tensor | None = None,
+    config: TokenizerConfig | None = None,
+    first: int = 0,
     other_QN: Tensor | None = None,
+    *,
+    by_query: bool = False,
 ) -> Tensor:
     """L_rank (eq. rpq): prefix ranking distillation, mean over queries and residual levels of KL(pi* || pi-bar).
 
     The teacher scores a prefix by the best of its candidates, s*(p) = max <q, x_j>; the student by the partial
     reconstruction its candidates share, <q, x̂_l>. Both are softmaxes at temperature tau over the distinct
-    prefixes among the top-k in-batch candidates (`rank_form` items: over the candidates themselves). `other_QN`
-    marks targets that are no candidates of a query.
+    prefixes among the top-k in-batch candidates (`rank_form` items: over the candidates themselves). Query i answers
+    to target `positive_Q[i]`, by default to target i; `repeat_N` marks targets that stand earlier in the batch already,
+    `other_QN` those that are no candidates of a query. Levels before `first` count as part of the prefix alone. With
+    `by_query` it is one number a query (Q,).
     """
+    config = TokenizerConfig() if config is None else config
     one_of("tokenizer.rank_form", config.rank_form, ("prefixes", "items"))
-    with torch.no_grad():
-        teacher = query_QD @ target_ND.T
-        out_QN = repeat_N[None, :] if other_QN is None else repeat_N[None, :] | other_QN
-        pick = candidates(teacher, positive_Q, out_QN, config.top_k, config.rank_keep_positive)
-        teacher = teacher.gather(1, pick)
-        real = ~out_QN.expand(len(pick), -1).gather(1, pick)
-        if config.rank_keep_positive:
-            real |= pick == positive_Q[:, None]
+    positive_Q = torch.arange(len(query_QD), device=query_QD.device) if positive_Q is None else positive_Q
+    _check_batch(query_QD, target_ND, partial_NTD, codes_NT, positive_Q, first)
+    out_QN = torch.zeros_like(codes_NT[:, 0], dtype=torch.bool)[None] if repeat_N is None else repeat_N[None]
+    out_QN = out_QN if other_QN is None else out_QN | other_QN
+    pick, teacher, real = teach(query_QD, target_ND, positive_Q, out_QN, config)
     query = query_QD if config.rank_student_gradient else query_QD.detach()
     students, kept = [], []
     prefix = prefix_numbers(codes_NT, first)
@@ -129,5 +170,20 @@ def prefix_ranking_loss(
             kept.append(real & first_of_prefix(prefix[pick], len(prefix)))
     keep = torch.stack(kept) if kept else real
     # All levels at once: on a GPU many small operations cost more than what they compute.
-    loss = listwise_kl(teacher, torch.stack(students), keep, config.temperature).mean(1).mean()
+    kl_LQ = listwise_kl(teacher, torch.stack(students), keep, config.temperature)
+    loss = kl_LQ.mean(0) if by_query else kl_LQ.mean(1).mean()
     return loss * config.temperature**2 if config.rank_scale_tau2 else loss
+
+
+def _check_batch(
+    query_QD: Tensor, target_ND: Tensor, partial_NTD: Tensor, codes_NT: Tensor, positive_Q: Tensor, first: int
+) -> None:
+    """Refuse a batch whose parts do not fit together; no value is looked at, so that no device is waited for."""
+    dim, (targets, levels) = query_QD.shape[-1], codes_NT.shape if codes_NT.ndim == 2 else (-1, 0)
+    fits = target_ND.shape == (targets, dim) and partial_NTD.shape == (targets, levels, dim) and query_QD.ndim == 2
+    if not (fits and positive_Q.shape == query_QD.shape[:1] and 0 <= first < levels):
+        shapes = ", ".join(str(tuple(one.shape)) for one in (query_QD, target_ND, partial_NTD, codes_NT, positive_Q))
+        raise SiglumError(
+            "prefix ranking takes queries (Q, D), targets (N, D), their partial sums (N, T, D) and codes (N, T), and a"
+            f" target of each query (Q,), but was given {shapes} with first {first}."
+        )

@@ -1,4 +1,4 @@
-"""The residual quantiser: assignment, partial reconstructions, EMA fit and dead-code revival.
+"""The residual quantiser: assignment, EMA fit and dead-code revival.
 
 Shapes: N vectors of D numbers; T tokens an item (modality first, where there is one), T = L + 1 or L.
 """
@@ -8,65 +8,45 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from siglum import dist
 from siglum.config import TokenizerConfig
-from siglum.tokenize.kmeans import kmeans, nearest
-from siglum.tokenize.picks import Picks
-from siglum.types import SiglumError, one_of
+from siglum.tokenize.base import Quantiser
+from siglum.tokenize.kmeans import nearest
+from siglum.tokenize.revival import Picks
+from siglum.types import one_of
 
-NUM_MODALITIES = 3
 EPSILON = 1e-5
 """Laplace smoothing of EMA counts."""
 
 
-class ResidualQuantizer(nn.Module):
-    """Codebooks of all tokens, shallow to deep.
+class ResidualQuantizer(Quantiser):
+    """Every level codes what the levels before it left of a vector; `fit` is where training by gradient begins."""
 
-    `codebooks[t]` is (V_t, D). With a modality token, level 0 is the modality codebook: taken from metadata
-    (or learned), its codeword is subtracted before the first residual level and is part of every reconstruction.
-    """
+    trains = True
 
     def __init__(self, config: TokenizerConfig, dim: int) -> None:
-        super().__init__()
+        super().__init__(config, dim)
         one_of("tokenizer.update", config.update, ("ema", "grad", "hybrid"))
-        one_of("tokenizer.modality", config.modality, ("metadata", "learned", "none"))
-        if config.modality == "learned" and not config.modality_vector:
-            raise SiglumError("modality learned takes the nearest codeword, so it needs modality_vector; turn that on.")
-        self.config = config
-        self.dim = dim
-        self.sizes: tuple[int, ...] = (() if config.modality == "none" else (NUM_MODALITIES,)) + tuple(config.vocab)
-        learn = config.update != "ema"
         self.register_buffer("offset_T", torch.tensor((0, *self.sizes[:-1])).cumsum(0), persistent=False)
         self.offset_T: Tensor
         """Where each level begins when the codes of all are counted in one row."""
-        self.codebooks = nn.ParameterList(
-            nn.Parameter(torch.zeros(size, dim), requires_grad=learn) for size in self.sizes
-        )
-        if self.has_modality and not config.modality_vector:
-            self.codebooks[0].requires_grad_(False)
+        for level, book in enumerate(self.codebooks):
+            fixed = level == 0 and self.has_modality and not config.modality_vector
+            book.requires_grad_(config.update != "ema" and not fixed)
         for level, size in enumerate(self.sizes):
             self.register_buffer(f"count_{level}", torch.ones(size))
             self.register_buffer(f"total_{level}", torch.zeros(size, dim))
             self.register_buffer(f"idle_{level}", torch.zeros(size))
 
-    @property
-    def has_modality(self) -> bool:
-        """Whether the first token is a modality code."""
-        return self.config.modality != "none"
-
-    @property
-    def first(self) -> int:
-        """Position of the first residual level."""
-        return int(self.has_modality)
+    def weights(self) -> dict[str, Tensor]:
+        """Return the codewords; what the EMA counts decides no code."""
+        return self.codebooks.state_dict()
 
     def _choose(self, residual_ND: Tensor, level: int, modality_N: Tensor | None) -> Tensor:
-        if level == 0 and self.config.modality == "metadata":
-            if modality_N is None:
-                raise SiglumError("this tokenizer takes the modality code from metadata, but no modalities were given.")
-            return modality_N.long()
+        if level < self.first:
+            return self.modality_codes(residual_ND, modality_N)
         return nearest(residual_ND, self.codebooks[level])
 
     def assign(self, vector_ND: Tensor, modality_N: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
@@ -80,16 +60,11 @@ class ResidualQuantizer(nn.Module):
             residual = residual - book[code].detach()
         return torch.stack(codes, 1), residuals
 
-    @torch.no_grad()
-    def encode(self, vector_ND: Tensor, modality_N: Tensor | None = None, batch_size: int = 8192) -> Tensor:
-        """Return codes (N, T) without gradient."""
-        parts = []
-        for start in range(0, len(vector_ND), batch_size):
-            rows = slice(start, start + batch_size)
-            kinds = None if modality_N is None else modality_N[rows]
-            beam = self.config.assign_beam
-            parts.append(self.assign(vector_ND[rows], kinds)[0] if beam == 1 else self._search(vector_ND[rows], kinds))
-        return torch.cat(parts) if parts else torch.zeros(0, len(self.sizes), dtype=torch.long)
+    def codes_of(self, vector_ND: Tensor, modality_N: Tensor | None) -> Tensor:
+        """Return codes (N, T) by the greedy rule, or by a beam of `assign_beam`."""
+        if self.config.assign_beam == 1:
+            return self.assign(vector_ND, modality_N)[0]
+        return self._search(vector_ND, modality_N)
 
     def _search(self, vector_ND: Tensor, modality_N: Tensor | None) -> Tensor:
         """Return the codes (N, T) of the nearest of `assign_beam` reconstructions kept level by level."""
@@ -109,22 +84,8 @@ class ResidualQuantizer(nn.Module):
             codes_NBT = torch.cat([codes_NBT, chosen[..., None]], -1)
         return codes_NBT[:, 0]
 
-    def codewords(self, codes_NT: Tensor) -> Tensor:
-        """Return the chosen codewords (N, T, D), with gradient to the codebooks."""
-        # Not book[code]: on several threads the gradient of an index is summed in any order.
-        levels = zip(codes_NT.unbind(1), self.codebooks, strict=True)
-        return torch.stack([F.embedding(code_N, book) for code_N, book in levels], 1)
-
-    def partial_sums(self, codes_NT: Tensor) -> Tensor:
-        """Return the partial reconstructions x̂_l of every item (N, T, D)."""
-        return self.codewords(codes_NT).cumsum(1)
-
-    def decode(self, codes_NT: Tensor) -> Tensor:
-        """Return the full reconstructions x̂ (N, D)."""
-        return self.codewords(codes_NT).sum(1)
-
     @torch.no_grad()
-    def initialise(
+    def fit(
         self,
         vector_ND: Tensor,
         modality_N: Tensor | None,
@@ -140,28 +101,15 @@ class ResidualQuantizer(nn.Module):
         residual = vector_ND.float()
         for level, size in enumerate(self.sizes):
             book = self.codebooks[level]
-            if level == 0 and self.has_modality:
-                label = self._initialise_modality(residual, modality_N, generator)
+            if level < self.first:
+                label = self.fit_modality(residual, modality_N, generator)
             else:
-                wanted = max(size, self.config.kmeans_per_code * size)
-                pick = torch.randperm(len(residual), generator=generator)[:wanted].to(residual.device)
-                book.copy_(kmeans(residual[pick], size, self.config.kmeans_iters, generator))
+                book.copy_(self.fit_codebook(residual, size, generator))
                 label = nearest(residual, book)
             fair = torch.bincount(label, minlength=size).float()
             self._count(level).copy_(fair.clamp(min=1) * weight)
             self._total(level).copy_(book * self._count(level)[:, None])
             residual = residual - book[label]
-
-    def _initialise_modality(self, vector_ND: Tensor, modality_N: Tensor | None, generator: torch.Generator) -> Tensor:
-        book = self.codebooks[0]
-        if self.config.modality == "learned":
-            book.copy_(kmeans(vector_ND, NUM_MODALITIES, self.config.kmeans_iters, generator))
-            return nearest(vector_ND, book)
-        label = self._choose(vector_ND, 0, modality_N)
-        if self.config.modality_vector:
-            count = torch.bincount(label, minlength=NUM_MODALITIES).clamp(min=1)
-            book.copy_(torch.zeros_like(book).index_add_(0, label, vector_ND) / count[:, None])
-        return label
 
     def _count(self, level: int) -> Tensor:
         return getattr(self, f"count_{level}")  # type: ignore[no-any-return]

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from siglum.config import TokenizerConfig, as_dict, from_dict
-from siglum.files import begin_stage, finish_stage, open_stage, write_tensors
-from siglum.fuse.store import build_from, load_weights, shape_of
-from siglum.tokenize.rq import ResidualQuantizer
+from siglum.files import begin_stage, facts_of, finish_stage, open_stage, write_tensors
+from siglum.fuse.store import build_from, building, load_weights, shape_of
+from siglum.tokenize.base import build_quantiser
 from siglum.tokenize.train import Tokenizer
 from siglum.types import SiglumError
 
@@ -29,11 +29,13 @@ def save_tokenizer(folder: Path, tokenizer: Tokenizer, inputs: dict[str, str], *
 def load_tokenizer(folder: Path, device: str = "cpu", **inputs: str) -> tuple[Tokenizer, dict[str, Any]]:
     """Read the stage: the tokenizer and the stage's record."""
     record = open_stage(folder, STAGE, **inputs)
-    fusion = build_from(record)
-    quantizer = ResidualQuantizer(from_dict(TokenizerConfig, record["tokenizer"]), fusion.config.dim)
+    settings, own = facts_of(folder, record, tokenizer=dict, tokenizer_fingerprint=str)
+    fusion = build_from(folder, record)
+    with building(folder):
+        quantizer = build_quantiser(from_dict(TokenizerConfig, settings), fusion.config.dim)
     for name, module in (("fusion", fusion), ("quantizer", quantizer)):
         load_weights(module, folder / f"{name}.safetensors", device)
     tokenizer = Tokenizer(fusion, quantizer)
-    if tokenizer.fingerprint() != record["tokenizer_fingerprint"]:
+    if tokenizer.fingerprint() != own:
         raise SiglumError(f"the weights in {folder} are not those its record speaks of; make the stage again.")
     return tokenizer, record

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from siglum import dist
 from siglum.config import FusionConfig, TokenizerConfig, config_fingerprint
+from siglum.cuda_graph_step import GraphedStep
 from siglum.files import fingerprint
-from siglum.fuse.contrastive import DeviceFeatures, contrastive_loss, embed
+from siglum.fuse.contrastive import DeviceFeatures, contrastive_loss, embed, kinds_of
 from siglum.fuse.modules import Fusion
-from siglum.graph import GraphedStep
 from siglum.log import Log, progress
 from siglum.loop import Metrics, adam, batches, cosine_lr, num_batches, seed_of, set_lr, train
+from siglum.tokenize.base import Quantiser, build_quantiser
 from siglum.tokenize.losses import alignment_loss, codebook_loss, prefix_ranking_loss, residual_loss, straight_through
-from siglum.tokenize.picks import Picks
+from siglum.tokenize.revival import Picks
 from siglum.tokenize.rq import ResidualQuantizer
 from siglum.tokenize.survival import token_survival
 from siglum.types import SiglumError, Vectors
@@ -32,21 +33,22 @@ class Tokenizer:
     """Fusion module and quantiser, which belong together: one makes the vectors the other was fitted to."""
 
     fusion: Fusion
-    quantizer: ResidualQuantizer
+    quantizer: Quantiser
     history: list[Metrics] = field(default_factory=list)
 
     def fingerprint(self) -> str:
         """Return the fingerprint of all weights and codewords, and of how items are coded with them."""
         weights = {
             **self.fusion.state_dict(),
-            **{f"code.{name}": value for name, value in self.quantizer.codebooks.state_dict().items()},
+            **{f"code.{name}": value for name, value in self.quantizer.weights().items()},
         }
-        beam = self.quantizer.config.assign_beam
-        how = [] if beam == 1 else [beam]  # the same codewords assign other codes
+        config = self.quantizer.config
+        how: list[object] = [] if config.assign_beam == 1 else [config.assign_beam]  # the same codewords, other codes
+        how += [] if config.kind == "residual" else [config.kind]
         return fingerprint(*[part for name in sorted(weights) for part in (name, weights[name])], *how)
 
     def codebooks(self) -> list[Tensor]:
-        """Return the codebooks without gradient, modality first."""
+        """Return the codebooks without gradient, modality first; none where prefixes have no vectors."""
         return [book.detach() for book in self.quantizer.codebooks]
 
 
@@ -79,7 +81,7 @@ def tokenizer_losses(
         partial = chosen[number:].cumsum(1) if dist.world() == 1 else quantizer.partial_sums(all_codes)
         if config.rank_straight_through:
             partial = straight_through(partial, all_x)
-        place = _first_places(all_id)
+        place = first_places(all_id)
         repeat = place != torch.arange(len(place), device=place.device)
         positive = place[dist.rank() * number :][:number]
         other = None if kind is None else kind[:, None] != dist.gather(kind)[None, :]
@@ -89,7 +91,7 @@ def tokenizer_losses(
     return losses, residuals, codes
 
 
-def _first_places(target_id_N: Tensor) -> Tensor:
+def first_places(target_id_N: Tensor) -> Tensor:
     """Return for every target where it stands first in the batch: a repeated target is one candidate, not two."""
     ordered_N, place_N = target_id_N.sort(stable=True)
     return place_N[torch.searchsorted(ordered_N, target_id_N)]
@@ -121,15 +123,22 @@ def fit_tokenizer(
 ) -> Tokenizer:
     """Train codebooks (and the fusion module, if `train_fusion`) from the given fusion module on.
 
-    On one GPU a step is a CUDA graph unless `graphs` is off (see `siglum.graph`); checkpoints are the same.
+    A quantiser that does not train by gradient is fitted once, on the vectors of the fusion module as it is. With
+    `space_epochs` the fusion module first learns on by L_cl alone, as it would beside codebooks that send it nothing.
+    On one GPU a step is a CUDA graph unless `graphs` is off (see `siglum.cuda_graph_step`); checkpoints are the same.
     """
+    if config.space_epochs:
+        where = None if folder is None else folder / "space"
+        fusion = fit_tokenizer(
+            vectors, fusion, _alone(config), seed=seed, device=device, folder=where, resume=resume, graphs=graphs
+        ).fusion
     run = _Run(vectors, fusion.to(device), config, seed, device, graphs)
     start = fingerprint(*fusion.state_dict().values(), run.pair_q, run.pair_x)
     identity = "-".join([config_fingerprint(config), config_fingerprint(fusion.config), str(seed), start])
     modules = {"fusion": run.fusion, "quantizer": run.quantizer}
     history = train(
         "tokenizer",
-        config.epochs,
+        config.epochs if run.quantizer.trains else 0,
         run.epoch,
         modules=modules,
         optimiser=run.optimiser,
@@ -141,7 +150,16 @@ def fit_tokenizer(
     )
     if run.optimiser is not None:
         run.optimiser.zero_grad(set_to_none=True)  # gradients would keep a graph's memory
+    if config.refit:
+        run.fit_codebooks()
     return Tokenizer(run.fusion.eval(), run.quantizer.eval(), history)
+
+
+def _alone(config: TokenizerConfig) -> TokenizerConfig:
+    """Return the settings of `space_epochs`: joint training whose codebooks send no gradient, and are the least."""
+    weights = {"rq_weight": 0.0, "mse_weight": 0.0, "rank_weight": 0.0}
+    ends = {"epochs": config.space_epochs, "space_epochs": 0, "vocab": (2,), "update": "ema"}
+    return replace(config, train_fusion=True, **weights, **ends)  # type: ignore[arg-type]
 
 
 class _Run:
@@ -168,13 +186,20 @@ class _Run:
         if len(watched[0]) == 0:
             watched = vectors.pair_query, vectors.pair_item
         self.watched = tuple(torch.as_tensor(rows[:WATCHED_PAIRS]).long().to(device) for rows in watched)
-        self.modality = torch.as_tensor(vectors.items.modality.astype(np.int64)).to(device)
+        self.modality = kinds_of(vectors.items, device)
         self.fixed: tuple[Tensor, Tensor] | None = None
-        learns = config.train_fusion and any(True for _ in fusion.parameters())
+        # Of those that do not train, no epoch is run.
+        self.quantizer = cast(ResidualQuantizer, build_quantiser(config, fusion.config.dim).to(device))
+        trainable = any(True for _ in fusion.parameters())
+        if trainable and not (self.quantizer.trains or fusion.config.epochs):
+            raise SiglumError(
+                f"tokenizer.kind {config.kind} leaves the fusion module as it is, but that is untrained; set"
+                " fusion.epochs above 0."
+            )
+        learns = self.quantizer.trains and config.train_fusion and trainable
         if not learns:
             self.fixed = embed(fusion, self.queries, device), embed(fusion, self.items, device)
-        self.quantizer = ResidualQuantizer(config, fusion.config.dim).to(device)
-        self._initialise()
+        self.fit_codebooks()
         groups: list[tuple[torch.nn.Module | list[torch.nn.Parameter], float, float]] = [
             (list(self.quantizer.codebooks), 1.0, 0.0)
         ]
@@ -190,7 +215,8 @@ class _Run:
         """What this epoch's revivals take: the same tensors in every epoch, as a graph knows them by their place."""
         self.graphed: GraphedStep[tuple[dict[str, Tensor], Tensor]] = GraphedStep(device, graphs=graphs)
 
-    def _initialise(self) -> None:
+    def fit_codebooks(self) -> None:
+        """Fit codebooks to the space as it is, by k-means."""
         generator = torch.Generator().manual_seed(seed_of(self.seed, "kmeans"))
         query, item = self.fixed or (
             embed(self.fusion, self.queries, self.device),
@@ -201,7 +227,7 @@ class _Run:
         if self.config.statistics == "both":
             vectors, kinds = torch.cat([vectors, query[self.pair_q]]), torch.cat([kinds, self.modality[self.pair_x]])
         a_step = self.config.batch_size * (2 if self.config.statistics == "both" else 1)
-        self.quantizer.initialise(vectors, kinds, generator, a_step)
+        self.quantizer.fit(vectors, kinds, generator, **({"vectors_a_step": a_step} if self.quantizer.trains else {}))
 
     def _vectors(self, query_rows: Tensor, item_rows: Tensor) -> tuple[Tensor, Tensor]:
         if self.fixed is not None:

@@ -1,1 +1,0 @@
-"""Benchmarks that train and measure many systems, resumable by system and seed."""

@@ -1,0 +1,1 @@
+"""What every command shares: options to calls, errors to sentences, progress, tables."""

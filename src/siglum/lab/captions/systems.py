@@ -1,0 +1,145 @@
+"""Text to image and image to text over frozen features: what is trained, once a recipe and seed.
+
+A unit is one training (a fused space, or a tokenizer with its decoder) at one seed; it gives one or more systems.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+
+from siglum.fuse.contrastive import embed
+from siglum.lab.captions.quantisers import QUANTISERS, reconstruct
+from siglum.lab.experiments.base import Unit
+from siglum.lab.experiments.fusion_weights import first_ranks, mean_reciprocal_rank
+from siglum.lab.experiments.ranks import (
+    DEPTH,
+    DIMS,
+    best_size,
+    choose_weights,
+    decoder_alone,
+    geometry_alone,
+    rank_systems,
+)
+from siglum.lab.experiments.setting import Setting
+from siglum.lab.experiments.trained import code_bits, flat_ranker, open_space, open_trained
+from siglum.measure.evaluate import Ranker
+from siglum.measure.rankers import FlatRanker
+from siglum.recipes import RECIPES
+from siglum.types import Vectors
+
+GENIUS = ("genius", "genius_half", "genius_double", "genius_joint")
+"""The baseline with other vocabularies, and with its fused space learning along."""
+UNITS: dict[str, tuple[str, ...]] = {
+    "dense": ("dense",),
+    "pro": ("pro", "pd_vs", "pro_scan", "pro_geometry"),
+    "vs": ("vs", "vs_sf"),
+    "pd": ("pd", "pd_sf"),
+    "genius": ("genius", "sf"),
+    "genius_half": ("genius_half",),
+    "genius_double": ("genius_double",),
+    "genius_joint": ("genius_joint",),
+    "best": ("best", "scan", "geometry", "best_decoder", "best_scan", "best_dense"),
+    **{name: (name,) for name in QUANTISERS},
+}
+"""What each training gives: its own system first, then what its codes and decoder give without some part."""
+
+
+class Ranked(NamedTuple):
+    """What a unit gives: its systems, ready to rank, and what else its part says."""
+
+    vectors: Vectors
+    rankers: dict[str, Ranker]
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Captions:
+    """The benchmark as an experiment: the units asked for, and how each is measured."""
+
+    names: tuple[str, ...] = tuple(UNITS)
+    name: ClassVar[str] = "captions"
+
+    def units(self, setting: Setting) -> list[Unit]:
+        """Return `dense` of every seed first, since all share its space, then `best`, which takes longest."""
+        order = {"dense": 0, "best": 1}
+        return [
+            Unit(
+                name,
+                seed,
+                setting.config(_recipe_of(name), seed),
+                stage=int(name != "dense"),
+                anywhere=name in QUANTISERS,  # faiss works on the CPU, wherever the space was trained
+            )
+            for name in sorted(self.names, key=lambda name: order.get(name, 2))
+            for seed in range(setting.seeds)
+        ]
+
+    def measure(self, setting: Setting, unit: Unit) -> dict[str, Any]:
+        """Train what the unit needs and rank every test query with its systems."""
+        vectors, rankers, facts = self.open(setting, unit)
+        return {**rank_systems(vectors, rankers), **facts}
+
+    def open(self, setting: Setting, unit: Unit) -> Ranked:
+        """Train what the unit needs and return its systems."""
+        makers = {"dense": _open_dense, **dict.fromkeys(QUANTISERS, _open_quantiser)}
+        return makers.get(unit.name, _open_codes)(setting, unit)
+
+
+def _recipe_of(unit: str) -> str:
+    """Return the recipe that a unit trains, or whose bytes it keeps to."""
+    named = unit if unit in RECIPES else "pro"
+    return "best" if unit in QUANTISERS else named
+
+
+def _open_dense(setting: Setting, unit: Unit) -> Ranked:
+    vectors = setting.vectors()
+    ranker = flat_ranker(open_space(setting, unit.config)[0], vectors, setting.device)
+    val = {task.name: mean_reciprocal_rank(first_ranks(task, ranker, DEPTH)) for task in vectors.of_split("val")}
+    facts = {"validation": {"mrr@10": val}, "bytes": {"dense": 4 * unit.config.fusion.dim}}
+    return Ranked(vectors, {"dense": ranker}, facts)
+
+
+def _open_quantiser(setting: Setting, unit: Unit) -> Ranked:
+    """A quantiser of faiss on the dense space, at the bytes of `best`, searched exhaustively."""
+    vectors, size = setting.vectors(), int(code_bits(unit.config) // 8)
+    fusion, _ = open_space(setting, setting.config(_recipe_of("dense"), unit.seed))
+    query, item = (embed(fusion, part, setting.device).cpu() for part in (vectors.queries, vectors.items))
+    hat = reconstruct(unit.name, item.numpy(), np.unique(vectors.pair_item), size)
+    ranker = FlatRanker(query, torch.from_numpy(hat), squared_distance=True)
+    return Ranked(vectors, {unit.name: ranker}, {"bytes": {unit.name: size}})
+
+
+def _open_codes(setting: Setting, unit: Unit) -> Ranked:
+    """Train tokenizer and decoder and choose the weights of geometry and prior on validation."""
+    dims = DIMS if unit.name == "best" else (unit.config.fusion.dim,)
+    config, tried = best_size(setting, unit.config, dims)
+    trained = open_trained(setting, config)
+    weighed = choose_weights(trained)
+    fused, plain, geometry = weighed.best, decoder_alone(config.search), geometry_alone(config.search)
+    makers: dict[str, Callable[[], Ranker]] = {
+        **dict.fromkeys(("pro", "vs_sf", "pd_sf", "sf", "best"), lambda: trained.beam(fused)),
+        **dict.fromkeys(("pd_vs", "vs", "pd", *GENIUS), lambda: trained.beam(plain)),
+        "best_decoder": lambda: trained.beam(replace(fused, scorer="decoder", lookahead=False)),
+        **dict.fromkeys(("scan", "pro_scan"), trained.scan),
+        **dict.fromkeys(("geometry", "pro_geometry"), lambda: trained.beam(geometry)),
+        "best_scan": lambda: trained.scan(trained.asked_MD),
+        "best_dense": trained.dense,
+    }
+    systems = UNITS[unit.name]
+    facts = {
+        "validation": {
+            "omega": fused.omega,
+            "prior": fused.prior,
+            "tried": weighed.tried,
+            "blend": None if trained.head is None else trained.head.blend_M.tolist(),
+            "decoder_loss": trained.loss,
+            "scan_mrr@10": {str(dim): value for dim, value in tried.items()},
+        },
+        "bytes": {name: 4 * config.fusion.dim if name == "best_dense" else code_bits(config) / 8 for name in systems},
+    }
+    return Ranked(trained.vectors, {name: makers[name]() for name in systems}, facts)

@@ -1,0 +1,1 @@
+"""Speed of search beside other libraries."""

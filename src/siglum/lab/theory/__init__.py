@@ -1,0 +1,1 @@
+"""The survival theory as code, checked on instances."""

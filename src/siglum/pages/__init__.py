@@ -1,0 +1,1 @@
+"""Pages: everything that becomes HTML."""

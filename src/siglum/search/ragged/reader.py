@@ -1,0 +1,51 @@
+"""Queries become what cross-attention adds; with a lone soft token every attention on the way is one product.
+
+Shapes: Q queries, D numbers a query, S soft tokens, M d_model, H heads, K d_kv.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from siglum.generate.decoder import CodeDecoder
+from siglum.search.folded import FoldedReader
+from siglum.search.ragged.linear import attention_type, build_feed_forward, build_linear, inverse_rms
+
+
+@dataclass(slots=True)
+class Memory:
+    """What cross-attention adds: one vector a layer and query, or the keys and values of several soft tokens."""
+
+    added_QM: list[Tensor]
+    kept: list[tuple[Tensor, Tensor]]
+    """Keys and values (Q, H, S, K) of every layer; empty where what is added is constant."""
+
+
+class Reader:
+    """The encoder, folded where there is one soft token."""
+
+    def __init__(self, decoder: CodeDecoder, folded: FoldedReader | None, precision: str) -> None:
+        """Lay the weights out; in full precision always, since what is lost here is lost to every score of a query."""
+        self.decoder, self.constant, self.dtype = decoder, folded is not None, attention_type(precision)
+        if folded is None:
+            return
+        self.soft, self.soft_bias = build_linear(folded.soft, "fp32"), folded.soft_bias
+        self.blocks = [
+            (build_linear(mix, "fp32"), build_feed_forward(wide, narrow, "fp32")) for mix, wide, narrow in folded.blocks
+        ]
+        self.layers, self.cross = len(decoder.decoder.blocks), build_linear(folded.cross, "fp32")
+
+    def __call__(self, query_QD: Tensor) -> Memory:
+        """Read the queries."""
+        if not self.constant:
+            kept = self.decoder.decoder.keep(self.decoder.encode(query_QD.float()))
+            return Memory([], [(k.to(self.dtype), v.to(self.dtype)) for k, v, _ in kept])
+        self.decoder.soft_tokens(query_QD[:0])  # refuses queries of another width
+        x_QM = self.soft(query_QD.float()) + self.soft_bias
+        for attend, feed in self.blocks:
+            x_QM += attend(x_QM, inverse_rms(x_QM))
+            x_QM += feed(x_QM, inverse_rms(x_QM))
+        added = self.cross(x_QM, inverse_rms(x_QM)).float()
+        return Memory(list(added.chunk(self.layers, 1)), [])

@@ -1,0 +1,35 @@
+"""Prefix ranking distillation as other code bases call it: on a plain batch of pairs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import siglum
+from siglum.types import SiglumError
+
+
+def batch() -> dict[str, Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    return {
+        "query_QD": torch.randn(6, 4, generator=draw),
+        "target_ND": torch.randn(6, 4, generator=draw),
+        "partial_NTD": torch.randn(6, 3, 4, generator=draw),
+        "codes_NT": torch.randint(2, (6, 3), generator=draw),
+    }
+
+
+def test_every_query_asks_for_its_own_target() -> None:
+    told = {"positive_Q": torch.arange(6), "repeat_N": torch.zeros(6, dtype=torch.bool)}
+    config = siglum.TokenizerConfig()
+    wanted = siglum.prefix_ranking_loss(**batch(), **told, config=config, first=0)
+    assert float(siglum.prefix_ranking_loss(**batch())) == float(wanted) > 0
+
+
+@pytest.mark.parametrize("name", ["query_QD", "target_ND", "partial_NTD", "codes_NT"])
+def test_a_batch_whose_parts_do_not_fit_is_refused(name: str) -> None:
+    given = batch()
+    given[name] = given[name][..., :-1]
+    with pytest.raises(SiglumError, match=r"takes queries \(Q, D\), targets \(N, D\), their partial sums"):
+        siglum.prefix_ranking_loss(**given)
