@@ -88,6 +88,7 @@ def test_page_stands_alone(demo: Path) -> None:
     assert "https://" not in page
 
 
+@pytest.mark.long
 def test_same_seed_gives_the_same_bytes_and_resume_keeps_them(demo: Path, tmp_path: Path) -> None:
     again = tmp_path / "again"
     assert main(["demo", "--scale", "tiny", "--out", str(again), "--json"]) == 0

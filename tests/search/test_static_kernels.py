@@ -95,6 +95,7 @@ WALKS = st.builds(
 )
 
 
+@pytest.mark.long
 @needs_triton
 @settings(max_examples=50)
 @given(walk=WALKS, depth=st.integers(1, len(SIZES)), merged=st.integers(0, 2), listed=st.booleans())

@@ -350,6 +350,7 @@ def test_weights_are_the_best_on_validation(one: tuple[Setting, Trained]) -> Non
         assert found.best.zscore == search.zscore and found.best.scorer == "fused"
 
 
+@pytest.mark.long
 def test_two_processes_measure_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     units = Main.units
     monkeypatch.setattr(Main, "units", lambda self, setting: units(self, setting)[:2])
