@@ -24,28 +24,20 @@ if TYPE_CHECKING:
     from siglum.types import Features, Hit, Item, Modality, Query, SiglumError
 
 __version__ = "0.1.0"
-_HOME = {
-    "fit": "siglum.api",
-    "features": "siglum.api",
-    "build_folder": "siglum.build",
-    "diagnose": "siglum.api",
-    "explain": "siglum.measure.explain",
-    "report": "siglum.pages.report",
-    "Retriever": "siglum.search.retriever",
-    "RunConfig": "siglum.config",
-    "TokenizerConfig": "siglum.config",
-    "recipe": "siglum.recipes",
-    "build_trie": "siglum.search.plain",
-    "diagnose_codes": "siglum.measure.codes",
-    "fused_beam_search": "siglum.search.plain",
-    "prefix_ranking_loss": "siglum.tokenize.losses",
-    "Features": "siglum.types",
-    "Hit": "siglum.types",
-    "Item": "siglum.types",
-    "Modality": "siglum.types",
-    "Query": "siglum.types",
-    "SiglumError": "siglum.types",
+_PUBLIC = {
+    "siglum.api": ("diagnose", "features", "fit"),
+    "siglum.build": ("build_folder",),
+    "siglum.config": ("RunConfig", "TokenizerConfig"),
+    "siglum.measure.codes": ("diagnose_codes",),
+    "siglum.measure.explain": ("explain",),
+    "siglum.pages.report": ("report",),
+    "siglum.recipes": ("recipe",),
+    "siglum.search.plain": ("build_trie", "fused_beam_search"),
+    "siglum.search.retriever": ("Retriever",),
+    "siglum.tokenize.losses": ("prefix_ranking_loss",),
+    "siglum.types": ("Features", "Hit", "Item", "Modality", "Query", "SiglumError"),
 }
+_HOME = {name: module for module, names in _PUBLIC.items() for name in names}
 __all__ = [
     "Features",
     "Hit",

@@ -3,13 +3,6 @@
 from __future__ import annotations
 
 TASKS = ("t2i", "i2t", "t2t", "i2i", "t2it", "it2i", "it2t", "it2it")
-TASK_LABELS = {
-    "t2i": "t→i",
-    "i2t": "i→t",
-    "t2t": "t→t",
-    "i2i": "i→i",
-    "t2it": "t→(i,t)",
-    "it2i": "(i,t)→i",
-    "it2t": "(i,t)→t",
-    "it2it": "(i,t)→(i,t)",
-}
+SIDES = {"t": "t", "i": "i", "it": "(i,t)"}
+"""What a query or an item is made of, as tables write it."""
+TASK_LABELS = {task: "→".join(SIDES[side] for side in task.split("2")) for task in TASKS}
