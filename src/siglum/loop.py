@@ -7,20 +7,32 @@ killed and resumed therefore ends in the same bits as one that was not, on CPU.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from siglum import dist
+from siglum.config import DecoderConfig, FusionConfig, QueryConfig, TokenizerConfig
 from siglum.files import checks_of, fingerprint, read_record, read_tensors, sealed, verify, write_json, write_tensors
 from siglum.log import Log, NoLog, progress
-from siglum.types import SiglumError
+from siglum.types import SiglumError, Vectors
 
 Metrics = dict[str, Any]
+TrainingConfig = FusionConfig | TokenizerConfig | QueryConfig | DecoderConfig
+
+
+class Keeping(TypedDict, total=False):
+    """How a training is kept, as `train` takes it."""
+
+    folder: Path | None
+    """Where its state goes after every epoch."""
+    resume: bool
+    """Whether it goes on from there."""
+    log: Log | None
 
 
 def seed_of(*parts: Any) -> int:
@@ -48,6 +60,25 @@ def batches(
 def num_batches(num_rows: int, size: int) -> int:
     """Return how many batches `batches` returns."""
     return num_rows // min(size, num_rows)
+
+
+class PairTraining:
+    """What trainings on pairs of a query and an item have in common: the pairs, and their batches."""
+
+    def __init__(self, vectors: Vectors, config: TrainingConfig, device: str) -> None:
+        """Take the pairs to the device, refusing a collection without any."""
+        if len(vectors.pair_query) == 0:
+            raise SiglumError("there are no training pairs: give queries of split train with positives.")
+        pairs = (vectors.pair_query, vectors.pair_item)
+        self.pair_q, self.pair_x = (torch.as_tensor(rows).long().to(device) for rows in pairs)
+        self.device, self._epochs, self._batch_size = device, config.epochs, config.batch_size
+        self.steps = num_batches(len(self.pair_q), config.batch_size)
+
+    def batches(self, name: str, epoch: int, generator: torch.Generator) -> Iterator[tuple[int, Tensor]]:
+        """Return the batches of an epoch, rows of the pairs, each with the number of its step in all epochs."""
+        work = batches(len(self.pair_q), self._batch_size, generator, self.device)
+        told = progress(work, f"{name}: epoch {epoch + 1}/{self._epochs}", total=self.steps)
+        return enumerate(told, epoch * self.steps)
 
 
 def cosine_lr(peak: float, end: float, warmup: float, step: int, total: int) -> float:

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from siglum.config import TokenizerConfig
-from siglum.tokenize import revival as module
-from siglum.tokenize.revival import Picks
-from siglum.tokenize.rq import ResidualQuantizer
+from siglum.tokenize import rq as module
+from siglum.tokenize.rq import Picks, ResidualQuantizer
 
 
 def generator(seed: int) -> torch.Generator:

@@ -5,7 +5,7 @@ Shapes: P pairs in a batch, D fused size.
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 import torch
@@ -16,8 +16,7 @@ from siglum import dist
 from siglum.config import FusionConfig, config_fingerprint
 from siglum.files import fingerprint
 from siglum.fuse.modules import Fusion, build_fusion
-from siglum.log import Log, progress
-from siglum.loop import Metrics, adam, batches, cosine_lr, num_batches, seed_of, set_lr, train
+from siglum.loop import Keeping, Metrics, PairTraining, adam, cosine_lr, seed_of, set_lr, train
 from siglum.types import Features, SiglumError, Task, Vectors
 
 
@@ -156,9 +155,7 @@ def fit_fusion(
     *,
     seed: int = 0,
     device: str = "cpu",
-    folder: Path | None = None,
-    resume: bool = False,
-    log: Log | None = None,
+    **keeping: Unpack[Keeping],
 ) -> tuple[Fusion, list[Metrics]]:
     """Train the fusion module with L_cl alone and keep the epoch that is best on validation: the dense baseline."""
     fusion = new_fusion(vectors, config, seed, device)
@@ -172,27 +169,21 @@ def fit_fusion(
         modules={"fusion": fusion},
         optimiser=run.optimiser,
         seed=seed,
-        folder=folder,
-        resume=resume,
         identity=f"{config_fingerprint(config)}-{seed}-{fingerprint(run.pair_q, run.pair_x)}",
-        log=log,
+        **keeping,
     )
     return fusion.eval(), history
 
 
-class _Run:
+class _Run(PairTraining):
     """The state of one contrastive training; `epoch` is what the loop calls."""
 
     def __init__(self, vectors: Vectors, fusion: Fusion, config: FusionConfig, seed: int, device: str) -> None:
-        if len(vectors.pair_query) == 0:
-            raise SiglumError("there are no training pairs: give queries of split train with positives.")
-        self.fusion, self.config, self.seed, self.device = fusion, config, seed, device
+        super().__init__(vectors, config, device)
+        self.fusion, self.config, self.seed = fusion, config, seed
         self.items, self.queries = DeviceFeatures(vectors.items, device), DeviceFeatures(vectors.queries, device)
-        self.pair_q = torch.as_tensor(vectors.pair_query).long().to(device)
-        self.pair_x = torch.as_tensor(vectors.pair_item).long().to(device)
         self.modality = kinds_of(vectors.items, device)
         self.optimiser = adam([(fusion, 1.0, config.weight_decay)])
-        self.steps = num_batches(len(self.pair_q), config.batch_size)
         self.validation = vectors.of_split("val")
 
     def epoch(self, epoch: int) -> Metrics:
@@ -201,10 +192,8 @@ class _Run:
         self.fusion.train()
         generator = torch.Generator().manual_seed(seed_of(self.seed, "fusion", epoch))
         total = torch.zeros((), device=self.device)
-        work = batches(len(self.pair_q), config.batch_size, generator, self.device)
-        for step, rows in enumerate(progress(work, f"fusion: epoch {epoch + 1}/{config.epochs}", total=steps)):
-            lr = cosine_lr(config.lr, 0.1, config.warmup, epoch * steps + step, config.epochs * steps)
-            set_lr(self.optimiser, lr)
+        for step, rows in self.batches("fusion", epoch, generator):
+            set_lr(self.optimiser, cosine_lr(config.lr, 0.1, config.warmup, step, config.epochs * steps))
             total += self._step(dist.share(rows))
         metrics: Metrics = {"loss_cl": float(dist.sum_over_processes(total)) / steps / dist.world()}
         if self.validation:

@@ -112,23 +112,6 @@ class Towers(Fusion):
         return mixed
 
 
-class GatedSum(Fusion):
-    """A learned gate between the two parts; a single part passes through whole."""
-
-    def __init__(self, config: FusionConfig, image_dim: int, text_dim: int) -> None:
-        super().__init__(image_dim, text_dim)
-        self.image_skip = _skip(image_dim, config.dim)
-        self.text_skip = _skip(text_dim, config.dim)
-        self.gate = nn.Linear(image_dim + text_dim, 1)
-
-    def mix(self, image: Tensor, text: Tensor, mask_i: Tensor, mask_t: Tensor) -> Tensor:
-        """Gate * text + (1 - gate) * image, with the gate forced where one part is missing."""
-        gate = torch.sigmoid(self.gate(torch.cat([image, text], -1)))
-        gate = gate * mask_i * mask_t + mask_t * (1 - mask_i)
-        mixed: Tensor = gate * self.text_skip(text) + (1 - gate) * self.image_skip(image)
-        return mixed
-
-
 class Sum(Fusion):
     """Image plus text, as UniIR's score fusion; without parameters when all sizes agree."""
 
@@ -140,6 +123,21 @@ class Sum(Fusion):
     def mix(self, image: Tensor, text: Tensor, mask_i: Tensor, mask_t: Tensor) -> Tensor:
         """Image + text."""
         mixed: Tensor = self.image_skip(image) + self.text_skip(text)
+        return mixed
+
+
+class GatedSum(Sum):
+    """A learned gate between the two parts; a single part passes through whole."""
+
+    def __init__(self, config: FusionConfig, image_dim: int, text_dim: int) -> None:
+        super().__init__(config, image_dim, text_dim)
+        self.gate = nn.Linear(image_dim + text_dim, 1)
+
+    def mix(self, image: Tensor, text: Tensor, mask_i: Tensor, mask_t: Tensor) -> Tensor:
+        """Gate * text + (1 - gate) * image, with the gate forced where one part is missing."""
+        gate = torch.sigmoid(self.gate(torch.cat([image, text], -1)))
+        gate = gate * mask_i * mask_t + mask_t * (1 - mask_i)
+        mixed: Tensor = gate * self.text_skip(text) + (1 - gate) * self.image_skip(image)
         return mixed
 
 

@@ -9,6 +9,7 @@ Shapes: P pairs in a batch, Q queries, D fused size.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 import torch
@@ -18,8 +19,8 @@ from torch import Tensor, nn
 from siglum.config import FusionConfig, QueryConfig, config_fingerprint
 from siglum.fuse.contrastive import DeviceFeatures, contrastive_loss, dense_mrr, embed, init_module, kinds_of
 from siglum.fuse.modules import Fusion, build_fusion
-from siglum.log import Log, progress
-from siglum.loop import Metrics, adam, batches, cosine_lr, num_batches, seed_of, set_lr, train
+from siglum.log import Log
+from siglum.loop import Keeping, Metrics, PairTraining, adam, cosine_lr, seed_of, set_lr, train
 from siglum.tokenize.train import Tokenizer
 from siglum.types import Features, Modality, Task, Vectors
 
@@ -67,9 +68,7 @@ def fit_query_head(
     *,
     seed: int = 0,
     device: str = "cpu",
-    folder: Path | None = None,
-    resume: bool = False,
-    log: Log | None = None,
+    **keeping: Unpack[Keeping],
 ) -> QueryHead | None:
     """Train the towers against the items' reconstructions; None where the config asks for none."""
     if config.members == 0:
@@ -79,9 +78,7 @@ def fit_query_head(
     with torch.no_grad():
         hat_ND = tokenizer.quantizer.decode(tokenizer.quantizer.encode(item_ND, kinds_of(vectors.items, device)))
     mark = tokenizer.fingerprint()
-    return _fit(
-        vectors, tokenizer.fusion, hat_ND, mark, config, seed=seed, device=device, folder=folder, resume=resume, log=log
-    )
+    return _fit(vectors, tokenizer.fusion, hat_ND, mark, config, seed=seed, device=device, **keeping)
 
 
 def fit_dense_head(
@@ -150,18 +147,15 @@ def _only(task: Task, kinds: np.ndarray, kind: int) -> Task:
     return Task(task.name, task.split, task.query_rows[keep], task.pool_rows, [task.positives[i] for i in keep])
 
 
-class _Run:
+class _Run(PairTraining):
     """The state of one tower's training; `epoch` is what the loop calls."""
 
     def __init__(self, vectors: Vectors, fusion: Fusion, aim_ND: Tensor, config: QueryConfig, device: str) -> None:
-        self.config, self.device = config, device
-        self.modality = kinds_of(vectors.items, device)
+        super().__init__(vectors, config, device)
+        self.config, self.modality = config, kinds_of(vectors.items, device)
         # <(u, 1), (x̂, -|x̂|^2 / 2)> ranks as the distance to x̂ does, which is what geometry ranks by.
         self.aim = torch.cat([aim_ND, -aim_ND.square().sum(-1, keepdim=True) / 2], -1)
         self.queries = DeviceFeatures(vectors.queries, device)
-        self.pair_q = torch.as_tensor(vectors.pair_query).long().to(device)
-        self.pair_x = torch.as_tensor(vectors.pair_item).long().to(device)
-        self.steps = num_batches(len(self.pair_q), config.batch_size)
         self.apart = fusion.config.negatives == "modality"
 
     def begin(self, tower: nn.Module, seed: int) -> None:
@@ -174,10 +168,8 @@ class _Run:
         self.tower.train()
         generator = torch.Generator().manual_seed(seed_of(self.seed, "query", epoch))
         total = torch.zeros((), device=self.device)
-        work = batches(len(self.pair_q), self.config.batch_size, generator, self.device)
-        for step, rows in enumerate(progress(work, f"query: epoch {epoch + 1}/{self.config.epochs}", total=self.steps)):
-            now, end = epoch * self.steps + step, self.config.epochs * self.steps
-            set_lr(self.optimiser, cosine_lr(self.config.lr, 0.05, 0.05, now, end))
+        for step, rows in self.batches("query", epoch, generator):
+            set_lr(self.optimiser, cosine_lr(self.config.lr, 0.05, 0.05, step, self.config.epochs * self.steps))
             total += self._step(rows)
         return {"loss_cl": float(total) / self.steps}
 

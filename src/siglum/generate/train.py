@@ -6,6 +6,7 @@ Shapes: P pairs in a batch, T tokens, D numbers a vector, V_t words at token t.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
@@ -19,8 +20,7 @@ from siglum.fuse.contrastive import embed, kinds_of
 from siglum.generate.decoder import CodeDecoder
 from siglum.generate.query import QueryHead, query_vectors
 from siglum.generate.weights import load_t5
-from siglum.log import Log, progress
-from siglum.loop import Metrics, adam, batches, cosine_lr, num_batches, seed_of, set_lr, train
+from siglum.loop import Keeping, Metrics, PairTraining, adam, cosine_lr, seed_of, set_lr, train
 from siglum.tokenize.train import Tokenizer
 from siglum.types import Vectors, one_of
 
@@ -81,11 +81,9 @@ def fit_decoder(
     *,
     seed: int = 0,
     device: str = "cpu",
-    folder: Path | None = None,
-    resume: bool = False,
-    log: Log | None = None,
     head: QueryHead | None = None,
     graphs: bool = True,
+    **keeping: Unpack[Keeping],
 ) -> tuple[CodeDecoder, list[Metrics]]:
     """Train a decoder on the training pairs; the tokenizer (and the query head, if there is one) stay as they are.
 
@@ -101,16 +99,14 @@ def fit_decoder(
         modules={"decoder": run.decoder},
         optimiser=run.optimiser,
         seed=seed,
-        folder=folder,
-        resume=resume,
         identity="-".join(made_from + behind),
-        log=log,
+        **keeping,
     )
     run.optimiser.zero_grad(set_to_none=True)  # gradients would keep a graph's memory
     return run.decoder.eval(), history
 
 
-class _Run:
+class _Run(PairTraining):
     """The state of one decoder training; `epoch` is what the loop calls."""
 
     def __init__(
@@ -123,7 +119,8 @@ class _Run:
         head: QueryHead | None,
         graphs: bool = True,
     ) -> None:
-        self.config, self.seed, self.device = config, seed, device
+        super().__init__(vectors, config, device)
+        self.config, self.seed = config, seed
         self.halved = trains_in_bf16("decoder.precision", config.precision, device)
         self.quantizer = tokenizer.quantizer
         if config.soft_targets > 0:
@@ -132,12 +129,9 @@ class _Run:
         self.item = embed(tokenizer.fusion, vectors.items, device)
         self.modality = kinds_of(vectors.items, device)
         self.codes = self.quantizer.encode(self.item, self.modality)
-        self.pair_q = torch.as_tensor(vectors.pair_query).long().to(device)
-        self.pair_x = torch.as_tensor(vectors.pair_item).long().to(device)
         self.val_q, self.val_x = (torch.as_tensor(rows).to(device) for rows in vectors.first_pairs("val"))
         self.decoder = new_decoder(tokenizer, config, seed).to(device)
         self.optimiser = adam([(self.decoder, 1.0, config.weight_decay)], betas=(0.9, 0.98))
-        self.steps = num_batches(len(self.pair_q), config.batch_size)
         self.graphed: GraphedStep[Tensor] = GraphedStep(device, graphs=graphs)
 
     def epoch(self, epoch: int) -> Metrics:
@@ -145,11 +139,8 @@ class _Run:
         self.decoder.train()
         generator = torch.Generator().manual_seed(seed_of(self.seed, "decoder", epoch))
         total = torch.zeros((), device=self.device)
-        work = batches(len(self.pair_q), self.config.batch_size, generator, self.device)
-        for step, rows in enumerate(
-            progress(work, f"decoder: epoch {epoch + 1}/{self.config.epochs}", total=self.steps)
-        ):
-            total += self._step(rows, epoch * self.steps + step)
+        for step, rows in self.batches("decoder", epoch, generator):
+            total += self._step(rows, step)
         return {"loss": float(total) / self.steps, **self._validate()}
 
     def _step(self, rows: Tensor, step: int) -> Tensor:

@@ -24,5 +24,4 @@ def token_survival(
         scores = query_QD @ codebooks[level].T
         own = scores.gather(1, codes_QT[:, level : level + 1])
         shares.append(((scores > own).sum(1) < beam).double().mean())
-    found: list[float] = torch.stack(shares).tolist()
-    return found
+    return torch.stack(shares).tolist()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import cast
+from typing import Unpack, cast
 
 import torch
 from torch import Tensor
@@ -15,12 +14,10 @@ from siglum.cuda_graph_step import GraphedStep
 from siglum.files import fingerprint
 from siglum.fuse.contrastive import DeviceFeatures, contrastive_loss, embed, kinds_of
 from siglum.fuse.modules import Fusion
-from siglum.log import Log, progress
-from siglum.loop import Metrics, adam, batches, cosine_lr, num_batches, seed_of, set_lr, train
+from siglum.loop import Keeping, Metrics, PairTraining, adam, cosine_lr, seed_of, set_lr, train
 from siglum.tokenize.base import Quantiser, build_quantiser
 from siglum.tokenize.losses import alignment_loss, codebook_loss, prefix_ranking_loss, residual_loss, straight_through
-from siglum.tokenize.revival import Picks
-from siglum.tokenize.rq import ResidualQuantizer
+from siglum.tokenize.rq import Picks, ResidualQuantizer
 from siglum.tokenize.survival import token_survival
 from siglum.types import SiglumError, Vectors
 
@@ -116,10 +113,8 @@ def fit_tokenizer(
     *,
     seed: int = 0,
     device: str = "cpu",
-    folder: Path | None = None,
-    resume: bool = False,
-    log: Log | None = None,
     graphs: bool = True,
+    **keeping: Unpack[Keeping],
 ) -> Tokenizer:
     """Train codebooks (and the fusion module, if `train_fusion`) from the given fusion module on.
 
@@ -128,10 +123,9 @@ def fit_tokenizer(
     On one GPU a step is a CUDA graph unless `graphs` is off (see `siglum.cuda_graph_step`); checkpoints are the same.
     """
     if config.space_epochs:
-        where = None if folder is None else folder / "space"
-        fusion = fit_tokenizer(
-            vectors, fusion, _alone(config), seed=seed, device=device, folder=where, resume=resume, graphs=graphs
-        ).fusion
+        folder, resume = keeping.get("folder"), keeping.get("resume", False)
+        own: Keeping = {"folder": None if folder is None else folder / "space", "resume": resume}
+        fusion = fit_tokenizer(vectors, fusion, _alone(config), seed=seed, device=device, graphs=graphs, **own).fusion
     run = _Run(vectors, fusion.to(device), config, seed, device, graphs)
     start = fingerprint(*fusion.state_dict().values(), run.pair_q, run.pair_x)
     identity = "-".join([config_fingerprint(config), config_fingerprint(fusion.config), str(seed), start])
@@ -143,10 +137,8 @@ def fit_tokenizer(
         modules=modules,
         optimiser=run.optimiser,
         seed=seed,
-        folder=folder,
-        resume=resume,
         identity=identity,
-        log=log,
+        **keeping,
     )
     if run.optimiser is not None:
         run.optimiser.zero_grad(set_to_none=True)  # gradients would keep a graph's memory
@@ -162,7 +154,7 @@ def _alone(config: TokenizerConfig) -> TokenizerConfig:
     return replace(config, train_fusion=True, **weights, **ends)  # type: ignore[arg-type]
 
 
-class _Run:
+class _Run(PairTraining):
     """The state of one tokenizer training; `epoch` is what the loop calls."""
 
     def __init__(
@@ -174,14 +166,11 @@ class _Run:
         device: str,
         graphs: bool = True,
     ) -> None:
-        if len(vectors.pair_query) == 0:
-            raise SiglumError("there are no training pairs: give queries of split train with positives.")
+        super().__init__(vectors, config, device)
         if config.batch_size % dist.world():
             raise SiglumError(f"batch size {config.batch_size} does not divide by {dist.world()} processes.")
-        self.fusion, self.config, self.seed, self.device = fusion, config, seed, device
+        self.fusion, self.config, self.seed = fusion, config, seed
         self.items, self.queries = DeviceFeatures(vectors.items, device), DeviceFeatures(vectors.queries, device)
-        self.pair_q = torch.as_tensor(vectors.pair_query).long().to(device)
-        self.pair_x = torch.as_tensor(vectors.pair_item).long().to(device)
         watched = vectors.first_pairs("val")
         if len(watched[0]) == 0:
             watched = vectors.pair_query, vectors.pair_item
@@ -208,7 +197,6 @@ class _Run:
         learned = [*self.quantizer.codebooks, *(fusion.parameters() if learns else ())]
         self.parameters = [parameter for parameter in learned if parameter.requires_grad]
         self.optimiser = adam(groups) if self.parameters else None
-        self.steps = num_batches(len(self.pair_q), config.batch_size)
         self.rank_weight = torch.zeros((), device=device)
         """Lambda times the warm-up ramp, filled before every step."""
         self.picks: Picks | None = None
@@ -239,13 +227,10 @@ class _Run:
         self.fusion.train(self.fixed is None)
         generator = torch.Generator().manual_seed(seed_of(self.seed, "tokenizer", epoch))
         sums: dict[str, Tensor] = {}
-        work = batches(len(self.pair_q), self.config.batch_size, generator, self.device)
-        picks = self._draw_picks(generator)
+        work, picks = self.batches("tokenizer", epoch, generator), self._draw_picks(generator)
         used = torch.zeros(sum(self.quantizer.sizes), device=self.device)
-        for step, rows in enumerate(
-            progress(work, f"tokenizer: epoch {epoch + 1}/{self.config.epochs}", total=self.steps)
-        ):
-            losses, codes = self._step(dist.share(rows), epoch * self.steps + step)
+        for step, rows in work:
+            losses, codes = self._step(dist.share(rows), step)
             for name, value in losses.items():
                 sums[name] = sums.get(name, torch.zeros((), device=self.device)) + value
             used.index_fill_(0, (codes + self.quantizer.offset_T).flatten(), 1.0)
