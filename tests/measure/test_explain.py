@@ -18,8 +18,7 @@ import slow_search as reference
 from markup import all_said, parse, said
 from siglum.config import SearchConfig
 from siglum.index import Index
-from siglum.measure.explain import Explanation, Level, explain, follow, record_of, tell
-from siglum.measure.tails import fold_tail, name_group
+from siglum.measure.explain import Explanation, Level, explain, fold_tail, follow, name_group, record_of, tell
 from siglum.pages.tree import WIDTH, render_explanation
 from siglum.search.beam import beam_search
 from siglum.search.lookahead import build_lookahead

@@ -66,17 +66,9 @@ def run(command: Command) -> dict[str, Any]:
     built = build_folder(
         command.photos,
         command.out,
-        captions=command.captions,
-        encoder=command.encoder,
-        recipe=command.recipe,
-        scale=command.scale,
+        **command.values("captions", "encoder", "recipe", "scale", "seed", "device", "workers", "strict"),
+        **command.values("resume", "update"),
         change=lambda config: override(config, command.set),
-        seed=command.seed,
-        device=command.device,
-        workers=command.workers,
-        strict=command.strict,
-        resume=command.resume,
-        update=command.update,
         say=say,
     )
     _tell_update(built) if command.update else _tell(built)

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import tyro
-
-from siglum.console.commands import DeviceVerb, say
+from siglum.console.commands import DeviceVerb, OneRun, say
 from siglum.types import SiglumError
 
 if TYPE_CHECKING:
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class Command(DeviceVerb):
+class Command(OneRun, DeviceVerb):
     """Tell whether the tokenizer is good enough, and where the beam loses its targets.
 
     Needs the stages vectors and tokenizer. With a trained decoder it also tells what that loses and what fusion wins
@@ -33,8 +31,6 @@ class Command(DeviceVerb):
       siglum diagnose runs/mine --out diagnosis.html
     """
 
-    folder: tyro.conf.Positional[Path]
-    """The run folder."""
     split: str = "test"
     """val or test."""
     beam: int | None = None
@@ -56,8 +52,8 @@ def run(command: Command) -> dict[str, Any]:
         raise SiglumError(f"--fail-under is a share from 0 to 1, not {command.fail_under}.")
     from siglum.api import diagnose
 
-    asked = {name: getattr(command, name) for name in ("split", "beam", "tau", "queries", "device")}
-    result: dict[str, Any] = {"run": str(command.folder), **diagnose(command.folder, **asked)}
+    found = diagnose(command.folder, **command.values("split", "beam", "tau", "queries", "device"))
+    result: dict[str, Any] = {"run": str(command.folder), **found}
     if command.out is not None:
         _write_page(command.out, result)
     if not command.json:
@@ -76,7 +72,7 @@ def run(command: Command) -> dict[str, Any]:
 
 def _write_page(path: Path, result: dict[str, Any]) -> None:
     from siglum.files import write_text
-    from siglum.pages.diagnosis import render_diagnosis
+    from siglum.pages.losses import render_diagnosis
 
     write_text(path, render_diagnosis(result, Path(result["run"]).resolve().name))
     say(f"page: {path}")
@@ -109,12 +105,9 @@ def _show(result: dict[str, Any]) -> None:
 
 
 def _table(*columns: str) -> Table:
-    from rich.table import Table
+    from siglum.console.tables import plain_table
 
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for place, name in enumerate(columns):
-        table.add_column(name, justify="left" if place == 0 else "right", no_wrap=True)
-    return table
+    return plain_table(*columns, padding=(0, 2, 0, 0))
 
 
 def _per_cent(share: float) -> str:

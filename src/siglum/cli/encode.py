@@ -128,9 +128,7 @@ def _claim(command: Command, source: ChosenSource, encoder: Encoder | None) -> N
 def _encoder(command: Command) -> Encoder:
     from siglum.encode.registry import build_encoder
 
-    encoder = build_encoder(
-        command.encoder, device=command.device, precision=command.precision, batch_size=command.batch_size
-    )
+    encoder = build_encoder(command.encoder, **command.values("device", "precision", "batch_size"))
     if encoder is None:
         raise SiglumError(
             "encoder none is for one's own vectors: give --item-features and --query-features, or use siglum.fit."
@@ -156,15 +154,8 @@ def _config(command: Command, source: ChosenSource) -> RunConfig:
 def _encode(command: Command, folder: RunFolder, source: ChosenSource, encoder: Encoder) -> tuple[Vectors, int]:
     from siglum.run.stages import make_vectors
 
-    encoded = make_vectors(
-        folder,
-        source.collection,
-        encoder,
-        identity=source.identity,
-        strict=command.strict,
-        resume=command.resume,
-        workers=_workers(command),
-    )
+    options = {"identity": source.identity, "workers": _workers(command), **command.values("strict", "resume")}
+    encoded = make_vectors(folder, source.collection, encoder, **options)
     return encoded.vectors, encoded.skipped
 
 
@@ -174,15 +165,9 @@ def _encode_shard(command: Command, folder: RunFolder, source: ChosenSource, enc
     number, _, count = command.shard.partition("/")
     if not (number.isdecimal() and count.isdecimal()):
         raise SiglumError(f"--shard is {command.shard!r}, but must be i/n, such as 1/4.")
-    rows = encode_shard(
-        source.collection,
-        encoder,
-        folder.vectors,
-        identity=source.identity,
-        shard=(int(number), int(count)),
-        strict=command.strict,
-        workers=_workers(command),
-    )
+    part = (int(number), int(count))
+    options: dict[str, Any] = {"identity": source.identity, "workers": _workers(command), "strict": command.strict}
+    rows = encode_shard(source.collection, encoder, folder.vectors, shard=part, **options)
     say(f"{rows:,} rows of part {command.shard} encoded; join all parts with --resume and without --shard")
     return {"run": str(command.out), "shard": command.shard, "rows": rows}
 

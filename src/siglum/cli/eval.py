@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import tyro
-
-from siglum.console.commands import WritingVerb, say
+from siglum.console.commands import OneRun, WritingVerb, say
 from siglum.device import check_device
 from siglum.types import SiglumError
 
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class Command(WritingVerb):
+class Command(OneRun, WritingVerb):
     """Measure a run's systems on its tasks: dense, scan, geometry and the run's own search.
 
     Writes TREC runs and qrels to 5-runs and results to 6-report/eval-SPLIT.json. Success@k is what M-BEIR calls
@@ -28,8 +26,6 @@ class Command(WritingVerb):
       siglum eval runs/mine --against runs/other
     """
 
-    folder: tyro.conf.Positional[Path]
-    """The run folder."""
     split: str = "test"
     """val or test."""
     union: bool = False

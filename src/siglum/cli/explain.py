@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import tyro
-
 from siglum.cli.search_flags import SearchFlags
-from siglum.console.commands import DeviceVerb, check_words, say
+from siglum.console.commands import DeviceVerb, OneRun, check_words, say
 from siglum.device import check_device
 from siglum.types import Query, SiglumError, shown
 
@@ -30,7 +28,7 @@ WIDE = 400
 
 
 @dataclass(kw_only=True)
-class Command(SearchFlags, DeviceVerb):
+class Command(SearchFlags, OneRun, DeviceVerb):
     """Follow one target through the beam of one query, level by level: its rank, its score and what beats it.
 
     Examples:
@@ -39,8 +37,6 @@ class Command(SearchFlags, DeviceVerb):
       siglum explain runs/photos --query "two dogs in the snow" --target dogs/7.jpg --out explain.html
     """
 
-    folder: tyro.conf.Positional[Path]
-    """The run folder."""
     query: str = ""
     """What to look for, in words."""
     image: Path | None = None
@@ -189,8 +185,7 @@ def _table(explanation: Explanation) -> Table:
     """Return the target's numbers at every level; behind each part of the score, what the last one kept has less."""
     from rich.table import Table
 
-    from siglum.measure.explain import name_part
-    from siglum.measure.tails import fold_tail, name_group, spell
+    from siglum.measure.explain import fold_tail, name_group, name_part, spell
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     parts = list(explanation.levels[0].target.parts)
@@ -217,7 +212,7 @@ def _tree(explanation: Explanation) -> Tree:
     from rich.text import Text
     from rich.tree import Tree
 
-    from siglum.measure.tails import spell
+    from siglum.measure.explain import spell
 
     told: dict[tuple[int, ...], Prefix] = {}
     for level in explanation.levels:

@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tyro
-
-from siglum.console.commands import Verb, say
+from siglum.console.commands import OneRun, Verb, say
 from siglum.types import SiglumError
 
 
 @dataclass(kw_only=True)
-class Command(Verb):
+class Command(OneRun, Verb):
     """Write the codes of a run's items as parquet, or as a faiss index with the same reconstructions.
 
     Examples:
@@ -21,8 +19,6 @@ class Command(Verb):
       siglum export runs/mine --faiss items.index
     """
 
-    folder: tyro.conf.Positional[Path]
-    """The run folder."""
     codes: Path | None = None
     """Write ids and codes to this parquet file."""
     faiss: Path | None = None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from siglum.console.commands import WritingVerb, say
+from siglum.console.commands import OneRun, WritingVerb, say
 from siglum.device import check_device
 from siglum.types import SiglumError
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class Command(WritingVerb):
+class Command(OneRun, WritingVerb):
     """Build the index of a run's items (4-index), or change it in place.
 
     A change is logged and on the disk when the command returns; a kill at any moment leaves the index as it was before
@@ -33,8 +33,6 @@ class Command(WritingVerb):
       siglum index runs/mine --restore before-the-sale
     """
 
-    folder: tyro.conf.Positional[Path]
-    """The run folder."""
     pools: str = ""
     """Index only the items in the pools of this split's tasks (val or test) instead of all items."""
     keep_vectors: bool = False
@@ -89,7 +87,7 @@ def _do(command: Command, folder: RunFolder, device: str) -> Index:
     chosen = [name for name, given in asked.items() if given]
     if len(chosen) > 1:
         raise SiglumError(f"{' and '.join(chosen)} are different things; ask for one at a time.")
-    building = {name: getattr(command, name) for name in ("pools", "keep_vectors", "drop_added")}
+    building = command.values("pools", "keep_vectors", "drop_added")
     if chosen and any(building.values()):
         given = next(name for name, value in building.items() if value).replace("_", "-")
         raise SiglumError(f"--{given} is for building an index, not for changing it.")

@@ -6,9 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import tyro
-
-from siglum.console.commands import Verb
+from siglum.console.commands import OneRun, Verb
 from siglum.types import SiglumError
 
 if TYPE_CHECKING:
@@ -20,7 +18,7 @@ Curves = dict[str, dict[str, list[float]]]
 
 
 @dataclass(kw_only=True)
-class Command(Verb):
+class Command(OneRun, Verb):
     """Show what a run folder holds: stages, configuration, curves of training; check that its files are sound.
 
     Examples:
@@ -28,8 +26,6 @@ class Command(Verb):
       siglum info runs/demo --check
     """
 
-    folder: tyro.conf.Positional[Path]
-    """The run folder."""
     check: bool = False
     """Read every file in full and compare it with what was written."""
     record: bool = False

@@ -53,11 +53,8 @@ def run(command: Command) -> dict[str, Any]:
     page = command.out or (None if command.json else Path("report.html"))
     document = report(
         command.folders,
+        **command.values("split", "queries", "experiments", "seed"),
         out=page,
-        split=command.split,
-        queries=command.queries,
-        experiments=command.experiments,
-        seed=command.seed,
         device=device,
         command=as_typed(command),
         machine=describe_machine(device),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from siglum.cli.search_flags import SearchFlags, read_ids
-from siglum.console.commands import DeviceVerb, check_words, say
+from siglum.console.commands import DeviceVerb, OneRun, check_words, say
 from siglum.device import check_device
 from siglum.types import SiglumError
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class Command(SearchFlags, DeviceVerb):
+class Command(SearchFlags, OneRun, DeviceVerb):
     """Search a run by text, by picture, by both, or by all the queries of a file.
 
     Examples:
@@ -31,8 +31,6 @@ class Command(SearchFlags, DeviceVerb):
       siglum search runs/mine --queries queries.jsonl --format trec --out hits.trec -k 100 --beam 100
     """
 
-    folder: tyro.conf.Positional[Path]
-    """The run folder."""
     text: tyro.conf.Positional[str] = ""
     """What to look for, in words."""
     image: Path | None = None

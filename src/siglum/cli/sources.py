@@ -84,14 +84,7 @@ def choose_source(options: Sources) -> str:
 
 def read_source(options: Sources) -> ChosenSource:
     """Read the one source that is given."""
-    readers = {
-        "world": _world,
-        "items": _items,
-        "folder": _folder,
-        "catalogue": _catalogue,
-        "karpathy": _karpathy,
-        "mbeir": _mbeir,
-    }
+    readers = dict(zip(ONE_OF, (_world, _items, _folder, _catalogue, _karpathy, _mbeir), strict=True))
     return readers[choose_source(options)](options)
 
 

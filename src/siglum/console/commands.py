@@ -32,6 +32,10 @@ class Verb:
     json: bool = False
     """Print one JSON document on stdout."""
 
+    def values(self, *names: str) -> dict[str, Any]:
+        """Return some options by name, as what they are handed to takes them."""
+        return {name: getattr(self, name) for name in names}
+
 
 @dataclass(kw_only=True)
 class DeviceVerb(Verb):
@@ -52,11 +56,17 @@ class WritingVerb(DeviceVerb):
 
 
 @dataclass(kw_only=True)
-class TrainingVerb(WritingVerb):
-    """A verb that trains a stage of a run."""
+class OneRun:
+    """What a verb about one run takes first."""
 
     folder: tyro.conf.Positional[Path]
     """The run folder."""
+
+
+@dataclass(kw_only=True)
+class TrainingVerb(OneRun, WritingVerb):
+    """A verb that trains a stage of a run."""
+
     set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """Override a setting of the run, such as --set decoder.epochs=3; may be repeated."""
     seed: int | None = None

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from siglum.measure.evaluate import Results
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
 BARS = "▁▂▃▄▅▆▇█"
+
+
+def plain_table(*columns: str, **options: Any) -> Table:
+    """Return an empty table of these columns, without lines; all but the first are for numbers."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold", **options)
+    for place, name in enumerate(columns):
+        table.add_column(name, justify="right" if place else "left", no_wrap=True)
+    return table
 
 
 def results_table(results: Results, systems: Sequence[str], title: str = "") -> None:
     """Print Success@1/5/10 of every task and system, in per cent."""
     from rich.console import Console
-    from rich.table import Table
 
     from siglum.data.tasks import TASK_LABELS
 
-    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
-    table.add_column("Success@1/5/10")
-    for system in systems:
-        table.add_column(system, justify="right")
+    table = plain_table("Success@1/5/10", *systems, title=title or None, title_justify="left")
     for task, row in results.items():
         cells = [" ".join(f"{100 * row[s][f'success@{k}']:5.1f}" for k in (1, 5, 10)) for s in systems]
         table.add_row(TASK_LABELS.get(task, task or "all"), *cells)

@@ -166,3 +166,10 @@ def mean_of(run: RunSummary, system: str | None, measure: str) -> float | None:
 def own_rung(diagnosis: Mapping[str, Any]) -> Any:
     """Return what the beam of a run's own search keeps, of all rungs of its ladder."""
     return next(rung for rung in diagnosis["ladder"] if rung["rung"] == diagnosis["own"])
+
+
+def token_survival_of(diagnosis: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a diagnosis' token survival under the quantised oracle by residual level, with chance and beam width."""
+    levels = [level for level in diagnosis["levels"] if level["level"] > 0]
+    curves = {key: [level[key] for level in levels] for key in ("survival", "chance")}
+    return {"beam": diagnosis["beam"], **curves}

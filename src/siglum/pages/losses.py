@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from siglum.pages.charts import Chart, ShareSeries
-from siglum.pages.document import Document, own_rung
+from siglum.pages.document import Document, own_rung, token_survival_of
 from siglum.pages.names import colour_run, in_order
-from siglum.pages.render import percent
+from siglum.pages.render import percent, render
 
 RUNG_COLOURS = {
     "teacher": "dense",
@@ -133,6 +133,12 @@ def find_losses(document: Document) -> Losses | None:
         if run["diagnosis"]
     ]
     return Losses(told) if told else None
+
+
+def render_diagnosis(diagnosis: Mapping[str, Any], name: str) -> str:
+    """Return the page of what `siglum.measure.diagnose` found in a run of this name."""
+    run = DiagnosedRun(0, name, diagnosis, token_survival_of(diagnosis))
+    return render("diagnose.html.j2", name=name, told=diagnosis, rung=own_rung(diagnosis), losses=Losses([run]))
 
 
 def _chances(rows: Sequence[tuple[DiagnosedRun, Sequence[float | None]]]) -> list[ShareSeries]:

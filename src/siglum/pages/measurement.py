@@ -18,7 +18,7 @@ from siglum.measure.diagnose import RunDiagnosis, diagnose, sample
 from siglum.measure.evaluate import Evaluation, Ranker, evaluate_systems, qrels_of_task, union_rows
 from siglum.measure.rankers import FlatRanker
 from siglum.measure.systems import open_systems
-from siglum.pages.document import MEASURES, Answers, RunResults
+from siglum.pages.document import MEASURES, Answers, RunResults, token_survival_of
 from siglum.recipes import RECIPES, recipe
 from siglum.run.folder import RunFolder
 from siglum.scales import SCALES
@@ -187,10 +187,3 @@ def run_summary(
         "changed_known": known,
         "trained": None,
     }
-
-
-def token_survival_of(diagnosis: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a diagnosis' token survival under the quantised oracle by residual level, with chance and beam width."""
-    levels = [level for level in diagnosis["levels"] if level["level"] > 0]
-    curves = {key: [level[key] for level in levels] for key in ("survival", "chance")}
-    return {"beam": diagnosis["beam"], **curves}

@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from siglum.measure.tails import name_group, spell
+from siglum.measure.explain import name_group, spell
 from siglum.pages.names import colour_run, name_system, name_task
 
 MISSING = "–"

@@ -10,8 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from siglum.measure.explain import Explanation, Level, Prefix, tell
-from siglum.measure.tails import fold_tail
+from siglum.measure.explain import Explanation, Level, Prefix, fold_tail, tell
 from siglum.pages.contact_sheet import make_thumbnail
 from siglum.pages.render import render
 from siglum.types import Item, Modality, Query
