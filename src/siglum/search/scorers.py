@@ -25,15 +25,12 @@ class Scorer(Protocol):
 
     def begin(self, query: EncodedQuery) -> Any:
         """Return the state of one empty prefix for every query."""
-        ...
 
     def score(self, state: Any, level: int, parent_C: Tensor, token_C: Tensor) -> Tensor:
         """Return the score of appending `token_C[i]` to row `parent_C[i]` (C,)."""
-        ...
 
     def advance(self, state: Any, level: int, parent_R: Tensor, token_R: Tensor) -> Any:
         """Return the state of the surviving prefixes: row `parent_R[i]` with `token_R[i]` appended."""
-        ...
 
 
 def geometric_gain(residual_RD: Tensor, codebook_VD: Tensor) -> Tensor:

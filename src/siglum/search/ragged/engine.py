@@ -25,23 +25,18 @@ def reason_against(config: SearchConfig, decoder: CodeDecoder | None) -> str | N
     """Return what of this configuration the fast engine has no answer to, or None."""
     if config.mode == "scan":
         return None
-    if decoder is None:
-        return "a run without a decoder"
-    if config.scorer not in ("fused", "decoder"):
-        return f"scorer {config.scorer}"
-    if config.normalisation == "joint":
-        return "normalisation joint"
-    if config.mode == "scan-rescore" and config.normalisation == "children":
-        return "normalisation children in mode scan-rescore"
-    if config.zscore and config.scorer == "fused":
-        return "search.zscore"
-    if config.lookahead and config.scorer == "decoder":
-        return "search.lookahead with scorer decoder"
-    if config.prior > 0 and (config.mode == "renormalised" or config.normalisation == "children"):
-        return "search.prior with normalisation children"
-    if config.prior > 0 and not decoder.config.null_queries:
-        return "search.prior and a decoder trained without decoder.null_queries"
-    return None
+    children, null = config.normalisation == "children", "search.prior and a decoder trained without"
+    refused = {
+        "a run without a decoder": decoder is None,
+        f"scorer {config.scorer}": config.scorer not in ("fused", "decoder"),
+        "normalisation joint": config.normalisation == "joint",
+        "normalisation children in mode scan-rescore": config.mode == "scan-rescore" and children,
+        "search.zscore": config.zscore and config.scorer == "fused",
+        "search.lookahead with scorer decoder": config.lookahead and config.scorer == "decoder",
+        "search.prior with normalisation children": config.prior > 0 and (config.mode == "renormalised" or children),
+        f"{null} decoder.null_queries": config.prior > 0 and decoder is not None and not decoder.config.null_queries,
+    }
+    return next((name for name, asked in refused.items() if asked), None)
 
 
 class FastSearch:

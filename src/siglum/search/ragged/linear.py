@@ -29,7 +29,6 @@ class Linear(Protocol):
 
     def __call__(self, x_RK: Tensor, scale_R1: Tensor | None = None) -> Tensor:
         """Return the products (R, N) of the rows, each first multiplied by its own scale where given."""
-        ...
 
 
 def activation_type(precision: str) -> torch.dtype:

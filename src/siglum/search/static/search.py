@@ -187,8 +187,7 @@ class GraphSearch:
         captured = self._captures(engine, len(query_QD), plan, k)
         if captured is not None:
             return captured.fetch(query_QD)
-        packed_QF: np.ndarray = self._find(engine, query_QD, plan, k).packed_QF.cpu().numpy()
-        return packed_QF
+        return self._find(engine, query_QD, plan, k).packed_QF.cpu().numpy()
 
     def _find(self, engine: StaticSearch, query_QD: Tensor, plan: Plan, k: int) -> PackedFound:
         """Search one batch; results may lie in memory that the next one is written to."""
