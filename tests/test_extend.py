@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,13 +24,15 @@ from siglum.types import SiglumError
 
 PAGE = Path(__file__).parent.parent / "docs" / "extend.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+MADE: dict[str, Any] = {"__name__": "extend"}
+"""What the page's code defines."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def registered() -> Iterator[None]:
     """Run the page's code, and take its parts out again."""
     for block in BLOCKS:
-        exec(compile(block, str(PAGE), "exec"), {"__name__": "extend"})
+        exec(compile(block, str(PAGE), "exec"), MADE)
     yield
     for parts, name in ((ENCODERS, "letters"), (QUANTISERS, "signs"), (SCORERS, "fading")):
         parts.forget(name)
@@ -51,7 +54,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_examples_are_short_and_one_a_protocol() -> None:
-    assert len(BLOCKS) == 3
+    assert len(BLOCKS) == 4
     assert all(len(block.splitlines()) <= 30 for block in BLOCKS)
 
 
@@ -127,6 +130,23 @@ def test_a_scorer_of_the_page_is_a_rung(run_copy: Path, call) -> None:
     found = json.loads(call("diagnose", run_copy, "--json"))
     assert found["own"] == found["ladder"][-1]["rung"] == "fading"
     assert "fading" in found["verdict"]
+
+
+def test_a_kind_of_query_of_the_page_is_answered(world_run: Path) -> None:
+    retriever = Retriever.load(world_run)
+    histories = [list(retriever.index.ids)[:2], [retriever.index.ids[7]]]
+    asked = MADE["ask_for_more"](retriever, histories)
+    assert not asked.is_vector and len(asked) == 2
+    found = retriever.rank(asked, k=5)
+    wanted = retriever.rank(asked.vector, k=5, engine="reference")
+    for one, other in zip(found, wanted, strict=True):
+        assert one.position.tolist() == other.position.tolist()
+        assert one.score.tolist() == pytest.approx(other.score.tolist(), abs=1e-4)
+    liked = set(retriever.index.positions(histories[0]).tolist())
+    allowed = [name for name in retriever.index.ids if name not in histories[0]]
+    assert not liked & set(retriever.rank(asked, k=5, within=allowed)[0].position.tolist())
+    with pytest.raises(SiglumError, match="queries that are no vectors"):
+        retriever.rank(asked, engine="fast")
 
 
 def test_codes_of_variable_length_are_refused(made: Path) -> None:
