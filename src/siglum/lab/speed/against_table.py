@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from siglum.lab.speed.table import Row, page, shortened
+from siglum.measure.significance import Bootstrap, interval
 
 BAR = 0.98
 """A commit whose interval reaches this ratio counts as no slower."""
@@ -28,10 +30,8 @@ def ratio_of(old_P: Sequence[float], new_P: Sequence[float]) -> tuple[float, flo
     (2.0, 2.0, 2.0)
     """
     log_P = np.log(np.asarray(old_P) / np.asarray(new_P))
-    drawn_RP = np.random.default_rng(0).integers(len(log_P), size=(DRAWS, len(log_P)))
-    low, high = np.percentile(log_P[drawn_RP].mean(1), (2.5, 97.5))
-    middle, low, high = np.exp([log_P.mean(), low, high]).tolist()
-    return middle, low, high
+    found = interval(Bootstrap(range(len(log_P)), DRAWS).means(log_P[None])[:, 0])
+    return math.exp(found["mean"]), math.exp(found["low"]), math.exp(found["high"])
 
 
 def make_rows(parts: Iterable[dict[str, Any]], device: str) -> list[Row]:

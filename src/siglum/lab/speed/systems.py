@@ -51,11 +51,9 @@ class System(Protocol):
 
     def search(self, query_QD: Tensor) -> Any:
         """Answer the queries; this is what is timed."""
-        ...
 
     def positions(self, result: Any) -> list[np.ndarray] | None:
         """Return the positions of the items found, best first; None where results are no items."""
-        ...
 
 
 def open_system(case: Case, pool: Pool, device: str, threads: int, batch: int, work: Path) -> System:
@@ -190,8 +188,7 @@ class Faiss:
 
     def search(self, query_QD: Tensor) -> np.ndarray:
         """Return the positions of the K best items, -1 where fewer were found (Q, K)."""
-        found: np.ndarray = self.index.search(query_QD.numpy(), self.k)[1]
-        return found
+        return self.index.search(query_QD.numpy(), self.k)[1]
 
     def positions(self, result: np.ndarray) -> list[np.ndarray]:
         """Return them a query."""
