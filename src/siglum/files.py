@@ -143,7 +143,7 @@ def as_record(path: Path, record: Any, *keys: str) -> dict[str, Any]:
     return record
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
     """Write torch tensors or numpy arrays as one safetensors file, atomically.
 
     Small files only pass through memory once more; the index has a streaming writer of its own.
@@ -152,7 +152,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str,
 
     arrays = {name: _as_array(value) for name, value in tensors.items()}
     with atomic(path) as file:
-        file.write(save(arrays, metadata=dict(metadata or {})))
+        file.write(save(arrays, metadata={}))
 
 
 def _as_array(value: Any) -> np.ndarray:

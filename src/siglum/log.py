@@ -27,11 +27,9 @@ class Log(Protocol):
 
     def begin(self, stage: str, step: int) -> None:
         """Forget what an earlier training of the stage wrote from this step on."""
-        ...
 
     def write(self, stage: str, step: int, values: dict[str, Any]) -> None:
         """Keep the values of one step (an epoch) of a stage."""
-        ...
 
 
 class NoLog:

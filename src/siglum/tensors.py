@@ -65,8 +65,7 @@ def _map_tensor(path: Path, name: str, entry: Any, data: int, size: int) -> np.n
         raise SiglumError(f"{path} is not a whole safetensors file: tensor {name!r} does not fill its place.")
     if end == start:
         return np.zeros(shape, dtype)
-    mapped: np.ndarray = np.memmap(path, dtype, "r", data + start, shape)
-    return mapped
+    return np.memmap(path, dtype, "r", data + start, shape)
 
 
 def _counts(value: Any) -> tuple[int, ...] | None:

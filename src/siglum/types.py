@@ -98,7 +98,6 @@ class Drawing(Protocol):
 
     def pixels(self, size: int) -> np.ndarray:
         """Return the picture as uint8 (size, size, 3)."""
-        ...
 
 
 if TYPE_CHECKING:

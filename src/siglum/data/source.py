@@ -27,12 +27,10 @@ class Source(Protocol):
     @staticmethod
     def items(facts: Facts, ids: Collection[str]) -> dict[str, Item]:
         """Return the items of these ids as they were before encoding; one that cannot be found is left out."""
-        ...
 
     @staticmethod
     def queries(facts: Facts, split: str, task: str, ids: Sequence[str]) -> Iterable[Query]:
         """Return queries of a task as they were before encoding, at least those of `ids` that are known."""
-        ...
 
 
 class FolderSource:

@@ -35,44 +35,35 @@ class Encoder(Protocol):
     @property
     def name(self) -> str:
         """Short name, as used on the command line; `build_encoder` makes the same encoder from it."""
-        ...
 
     @property
     def image_dim(self) -> int:
         """Size Di of a picture's feature."""
-        ...
 
     @property
     def text_dim(self) -> int:
         """Size Dt of a text's feature."""
-        ...
 
     @property
     def picture_size(self) -> int:
         """Side in pixels at which pictures are loaded, and drawn if they draw themselves."""
-        ...
 
     @property
     def framing(self) -> str:
         """How a picture becomes a square: `whole` or `centre`, as in `siglum.data.pictures`."""
-        ...
 
     @property
     def joint(self) -> bool:
         """Whether image and text features live in one space and can be compared as they are."""
-        ...
 
     def encode_texts(self, texts: Sequence[str]) -> np.ndarray:
         """Return one float32 row a text, (N, Dt)."""
-        ...
 
     def encode_images(self, pictures: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
         """Return one float32 row a picture, (N, Di), from uint8 pixels (height, width, 3) of any size."""
-        ...
 
     def fingerprint(self) -> str:
         """Return 16 hex digits that change when the features would."""
-        ...
 
 
 @runtime_checkable
@@ -81,7 +72,6 @@ class PairEncoder(Encoder, Protocol):
 
     def encode_pairs(self, texts: Sequence[str | None], pictures: Sequence[np.ndarray | None]) -> np.ndarray:
         """Return one float32 row a pair, (N, D); either part of a pair may be missing, but not both."""
-        ...
 
 
 def check_encoder(encoder: object, fingerprint: str | None, image_dim: int, text_dim: int) -> Encoder:

@@ -223,8 +223,7 @@ def widen(order_NW: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
     some_NW = order_NW if rows is None else np.take(order_NW, rows, 0)
     wide = np.zeros((len(some_NW), 4), np.uint8)
     wide[:, :width] = some_NW
-    positions: np.ndarray = wide.view("<u4")[:, 0]
-    return positions
+    return wide.view("<u4")[:, 0]
 
 
 def _word(packed_NB: np.ndarray, word: int) -> np.ndarray:

@@ -138,8 +138,7 @@ class LayeredStrings(Strings):
 
     def below_positions(self, positions: np.ndarray) -> np.ndarray:
         """Return the positions below of positions that are not the layer's own."""
-        found: np.ndarray = positions + np.searchsorted(self._skip, positions, "right")
-        return found
+        return positions + np.searchsorted(self._skip, positions, "right")
 
     def __iter__(self) -> Iterator[str]:
         for part in chunks(len(self)):
@@ -155,14 +154,14 @@ class LayeredStrings(Strings):
         return [next(mine if own else theirs) for own in is_own.tolist()]
 
 
-def as_blob(strings: Sequence[str], what: str = "item id") -> tuple[np.ndarray, np.ndarray]:
+def as_blob(strings: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """Return strings as blob and offsets, refusing one that cannot be written."""
     try:
         text = "".join(strings)
         blob = text.encode()
     except UnicodeEncodeError as error:
         place = int(np.searchsorted(np.cumsum([len(one) for one in strings]), error.start, "right"))
-        raise SiglumError(f"{what} {shown(strings[place])} cannot be written as UTF-8 ({error.reason}).") from error
+        raise SiglumError(f"item id {shown(strings[place])} cannot be written as UTF-8 ({error.reason}).") from error
     sizes = map(len, strings) if len(blob) == len(text) else (len(one.encode()) for one in strings)
     offsets = np.zeros(len(strings) + 1, np.int64)
     np.cumsum(np.fromiter(sizes, np.int64, len(strings)), out=offsets[1:])

@@ -26,7 +26,6 @@ class Ranker(Protocol):
 
     def rank(self, query_rows: np.ndarray, pool_rows: np.ndarray, k: int) -> list[Ranking]:
         """Return rankings whose positions are item rows."""
-        ...
 
 
 def union_rows(tasks: Iterable[Task]) -> np.ndarray:

@@ -184,8 +184,7 @@ class Bootstrap:
     def means(self, value_SQ: np.ndarray) -> np.ndarray:
         """Return the mean over queries, one line a round (1 + R, S): the first is without drawing."""
         sum_GS = np.stack([np.bincount(self.member_Q, value_Q) for value_Q in value_SQ], 1)
-        found: np.ndarray = self.weight_RG @ sum_GS
-        return found
+        return self.weight_RG @ sum_GS
 
 
 def interval(mean_R: np.ndarray) -> dict[str, float]:
