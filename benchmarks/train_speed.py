@@ -42,12 +42,11 @@ from siglum.data.vectors import load_vectors
 from siglum.device import trains_in_bf16
 from siglum.files import write_json
 from siglum.fuse.contrastive import new_fusion
-from siglum.generate.train import _Run as DecoderRun
+from siglum.generate.train import DecoderTraining
 from siglum.loop import batches
 from siglum.recipes import recipe
 from siglum.scales import SCALES
-from siglum.tokenize.train import Tokenizer
-from siglum.tokenize.train import _Run as TokenizerRun
+from siglum.tokenize.train import Tokenizer, TokenizerTraining
 from siglum.types import Features, Vectors
 
 ROUNDS, WARM = 7, 5
@@ -144,16 +143,16 @@ def graphs_of(device: str) -> tuple[bool, ...]:
     return (False, True) if device.startswith("cuda") else (False,)
 
 
-def tokenizer_steps(run: TokenizerRun) -> dict[Side, Step]:
+def tokenizer_steps(run: TokenizerTraining) -> dict[Side, Step]:
     """Return a step of the same training with and without distillation, each with its own graph or none."""
     config = run.config
     work, number = shuffled(len(run.pair_q), config.batch_size, run.device), count()
-    run._draw_picks(torch.Generator().manual_seed(0))
+    run.draw_picks(torch.Generator().manual_seed(0))
 
     def step(share: float, graphed: GraphedStep[Any]) -> None:
         run.config = run.quantizer.config = replace(config, rank_weight=share * config.rank_weight)
         run.graphed = graphed
-        run._step(next(work), next(number) % (config.epochs * run.steps))
+        run.step(next(work), next(number) % (config.epochs * run.steps))
 
     return {
         (name, graphs): partial(step, share, GraphedStep(run.device, graphs=graphs))
@@ -172,7 +171,7 @@ def time_tokenizer(
     rows, overhead = [], {}
     for learns in (True, False):
         own = replace(config.tokenizer, train_fusion=learns, kmeans_iters=1)
-        run = TokenizerRun(vectors, new_fusion(vectors, config.fusion, 0, device), own, 0, device)
+        run = TokenizerTraining(vectors, new_fusion(vectors, config.fusion, 0, device), own, 0, device)
         run.fusion.train(learns)
         sides, fusion = tokenizer_steps(run), "learning" if learns else "fixed"
         found = time_sides(sides, seconds, device)
@@ -210,7 +209,7 @@ def time_decoder(
         steps: dict[Side, Step] = {}
         for precision in ("fp32", "bf16"):
             own = replace(config, batch_size=size, precision=precision)
-            run = DecoderRun(vectors, tokenizer, own, 0, device, None)
+            run = DecoderTraining(vectors, tokenizer, own, 0, device, None)
             run.decoder.train()
             steps |= {(precision, graphs): decoder_step(run, graphs) for graphs in graphs_of(device)}
         for side, ms in time_sides(steps, seconds, device).items():
@@ -221,14 +220,14 @@ def time_decoder(
     return rows
 
 
-def decoder_step(run: DecoderRun, graphs: bool) -> Step:
+def decoder_step(run: DecoderTraining, graphs: bool) -> Step:
     """Return a step of this training, as a graph or not."""
     work, number = shuffled(len(run.pair_q), run.config.batch_size, run.device), count()
     graphed: GraphedStep[Tensor] = GraphedStep(run.device, graphs=graphs)
 
     def step() -> None:
         run.graphed = graphed
-        run._step(next(work), next(number) % (run.config.epochs * run.steps))
+        run.step(next(work), next(number) % (run.config.epochs * run.steps))
 
     return step
 

@@ -81,21 +81,21 @@ def build(stage: str, config: RunConfig, vectors: Vectors, device: str = "cpu") 
     """Return the state of a training, with the optimiser a GPU has."""
     fusion = new_fusion(vectors, config.fusion, 0, device)
     if stage == "fusion":
-        run: Any = contrastive._Run(vectors, fusion, replace(config.fusion, epochs=1), 0, device)
+        run: Any = contrastive.FusionTraining(vectors, fusion, replace(config.fusion, epochs=1), 0, device)
     else:
-        run = tokenize._Run(
+        run = tokenize.TokenizerTraining(
             vectors, fusion, replace(config.tokenizer, epochs=max(1, config.tokenizer.epochs)), 0, device
         )
     if stage in ("decoder", "query"):
         tokenizer = Tokenizer(fusion, run.quantizer)
         if stage == "decoder":
-            run = generate._Run(vectors, tokenizer, config.decoder, 0, device, None)
+            run = generate.DecoderTraining(vectors, tokenizer, config.decoder, 0, device, None)
         else:
             own = replace(config.query, members=1, batch_size=64)
             shapes = vectors.items.image.shape[1], vectors.items.text.shape[1]
             dim = tokenizer.quantizer.dim
             aim_ND = torch.randn(len(vectors.items), dim, generator=torch.Generator().manual_seed(0)).to(device)
-            run = query_head._Run(vectors, tokenizer.fusion, aim_ND, own, device)
+            run = query_head.TowerTraining(vectors, tokenizer.fusion, aim_ND, own, device)
             run.begin(QueryHead(own, dim, *shapes).to(device).towers[0], 0)
     if run.optimiser is not None:
         for group in run.optimiser.param_groups:
@@ -108,7 +108,7 @@ def one_step(stage: str, run: Any) -> Callable[[], Any]:
     rows = torch.arange(min(48, len(run.pair_q)), device=run.device)
     if stage == "tokenizer":
         run.picks = run.quantizer.draw_picks(len(rows), 10, torch.Generator().manual_seed(0))
-    return (lambda: run._step(rows)) if stage in ("fusion", "query") else lambda: run._step(rows, 0)
+    return (lambda: run.step(rows)) if stage in ("fusion", "query") else lambda: run.step(rows, 0)
 
 
 def variants() -> dict[str, tuple[str, RunConfig]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -181,6 +182,16 @@ def test_both_fast_engines_agree_with_the_reference(asked: tuple[Retriever, Code
     first = retriever.tokenizer.quantizer.first_geometric
     parts = (retriever.decoder, retriever.tokenizer.codebooks(), retriever.index, config, first, "cpu")
     assert_same(GraphSearch(*parts).search(query, k=5), wanted)
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton, which is for Linux only")
+def test_the_kernels_agree_with_the_reference(asked: tuple[Retriever, Coded]) -> None:
+    retriever, coded = asked
+    query, config = coded.query_MD[-2:], replace(retriever.config, beam=5)
+    first = retriever.tokenizer.quantizer.first_geometric
+    parts = (retriever.decoder, retriever.tokenizer.codebooks(), retriever.index, config, first, "cpu")
+    found = GraphSearch(*parts, fused=True).search(query, k=5)
+    assert_same(found, retriever.rank(query, k=5, beam=5, engine="reference"))
 
 
 def test_items_are_added_later(asked: tuple[Retriever, Coded], product_run: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from siglum.config import TokenizerConfig
 from siglum.tokenize import rq as module
-from siglum.tokenize.rq import Picks, ResidualQuantizer
+from siglum.tokenize.rq import ResidualQuantizer, RevivalRows
 
 
 def generator(seed: int) -> torch.Generator:
@@ -18,7 +18,7 @@ def generator(seed: int) -> torch.Generator:
 
 @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=40), min_size=1, max_size=8), st.integers(0, 99))
 def test_every_dead_code_takes_the_next_row(deaths: list[list[bool]], seed: int) -> None:
-    picks, drawn = Picks(50, 400, generator(seed)), generator(seed)
+    picks, drawn = RevivalRows(50, 400, generator(seed)), generator(seed)
     for dead in deaths:
         rows = picks.take(torch.tensor(dead))
         assert rows.shape == (len(dead),)
@@ -29,7 +29,7 @@ def test_every_dead_code_takes_the_next_row(deaths: list[list[bool]], seed: int)
 
 def test_a_stream_that_ends_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST", 5)
-    picks = Picks(1000, 400, generator(0))
+    picks = RevivalRows(1000, 400, generator(0))
     taken = torch.cat([picks.take(torch.ones(4, dtype=torch.bool)) for _ in range(3)])
     assert len(picks.row_M) == 5
     assert taken.tolist() == (picks.row_M.tolist() * 3)[:12]

@@ -17,7 +17,7 @@ from siglum.config import FusionConfig, TokenizerConfig
 from siglum.fuse.contrastive import embed, fit_fusion, new_fusion
 from siglum.fuse.modules import Fusion
 from siglum.tokenize.heldout import held_out_rank_loss
-from siglum.tokenize.train import Tokenizer, _Run, fit_tokenizer
+from siglum.tokenize.train import Tokenizer, TokenizerTraining, fit_tokenizer
 from siglum.types import SiglumError, Vectors
 
 FUSION = FusionConfig(kind="combiner", dim=12, projection=16, hidden=16, temperature=0.1, standardise=True)
@@ -158,7 +158,7 @@ def test_a_fusion_without_parameters_is_fixed(make_vectors: Callable[..., Vector
 
 
 def test_optimiser_moments_of_revived_codes_are_cleared(vectors: Vectors) -> None:
-    run = _Run(vectors, new_fusion(vectors, FUSION, 0, "cpu"), CONFIG, 0, "cpu")
+    run = TokenizerTraining(vectors, new_fusion(vectors, FUSION, 0, "cpu"), CONFIG, 0, "cpu")
     run.epoch(0)
     assert run.optimiser is not None
     book = run.quantizer.codebooks[1]

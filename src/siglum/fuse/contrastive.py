@@ -161,7 +161,7 @@ def fit_fusion(
     fusion = new_fusion(vectors, config, seed, device)
     if config.epochs == 0 or not any(True for _ in fusion.parameters()):
         return fusion.eval(), []
-    run = _Run(vectors, fusion, config, seed, device)
+    run = FusionTraining(vectors, fusion, config, seed, device)
     history = train(
         "fusion",
         config.epochs,
@@ -175,7 +175,7 @@ def fit_fusion(
     return fusion.eval(), history
 
 
-class _Run(PairTraining):
+class FusionTraining(PairTraining):
     """The state of one contrastive training; `epoch` is what the loop calls."""
 
     def __init__(self, vectors: Vectors, fusion: Fusion, config: FusionConfig, seed: int, device: str) -> None:
@@ -194,14 +194,15 @@ class _Run(PairTraining):
         total = torch.zeros((), device=self.device)
         for step, rows in self.batches("fusion", epoch, generator):
             set_lr(self.optimiser, cosine_lr(config.lr, 0.1, config.warmup, step, config.epochs * steps))
-            total += self._step(dist.share(rows))
+            total += self.step(dist.share(rows))
         metrics: Metrics = {"loss_cl": float(dist.sum_over_processes(total)) / steps / dist.world()}
         if self.validation:
             query, item = (embed(self.fusion, part, self.device) for part in (self.queries, self.items))
             metrics["select"] = metrics["val_mrr"] = dense_mrr(query, item, self.validation)
         return metrics
 
-    def _step(self, rows: Tensor) -> Tensor:
+    def step(self, rows: Tensor) -> Tensor:
+        """Make a step on these rows of the pairs, at the learning rate that is set, and return the loss."""
         item = self.pair_x[rows]
         query, target = self.fusion(*self.queries[self.pair_q[rows]]), self.fusion(*self.items[item])
         kind = self.modality[item] if self.config.negatives == "modality" else None

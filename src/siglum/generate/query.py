@@ -104,7 +104,7 @@ def _fit(
 ) -> QueryHead:
     """Train the towers one after the other against vectors of the items, and choose how much they count."""
     head = QueryHead(config, fusion.config.dim, vectors.items.image.shape[1], vectors.items.text.shape[1])
-    run = _Run(vectors, fusion, aim_ND, config, device)
+    run = TowerTraining(vectors, fusion, aim_ND, config, device)
     for number, tower in enumerate(head.to(device).towers):
         init_module(tower, seed_of(seed, "query", number))
         run.begin(tower, seed_of(seed, "query", number))
@@ -147,7 +147,7 @@ def _only(task: Task, kinds: np.ndarray, kind: int) -> Task:
     return Task(task.name, task.split, task.query_rows[keep], task.pool_rows, [task.positives[i] for i in keep])
 
 
-class _Run(PairTraining):
+class TowerTraining(PairTraining):
     """The state of one tower's training; `epoch` is what the loop calls."""
 
     def __init__(self, vectors: Vectors, fusion: Fusion, aim_ND: Tensor, config: QueryConfig, device: str) -> None:
@@ -170,10 +170,11 @@ class _Run(PairTraining):
         total = torch.zeros((), device=self.device)
         for step, rows in self.batches("query", epoch, generator):
             set_lr(self.optimiser, cosine_lr(self.config.lr, 0.05, 0.05, step, self.config.epochs * self.steps))
-            total += self._step(rows)
+            total += self.step(rows)
         return {"loss_cl": float(total) / self.steps}
 
-    def _step(self, rows: Tensor) -> Tensor:
+    def step(self, rows: Tensor) -> Tensor:
+        """Make a step on these rows of the pairs, at the learning rate that is set, and return the loss."""
         own = self.pair_x[rows]
         answer = self.tower(*self.queries[self.pair_q[rows]])
         loss = contrastive_loss(

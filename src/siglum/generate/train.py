@@ -89,7 +89,7 @@ def fit_decoder(
 
     On one GPU a step is a CUDA graph unless `graphs` is off (see `siglum.cuda_graph_step`); checkpoints are the same.
     """
-    run = _Run(vectors, tokenizer, config, seed, device, head, graphs)
+    run = DecoderTraining(vectors, tokenizer, config, seed, device, head, graphs)
     behind = [] if head is None else [fingerprint(*head.state_dict().values())]
     made_from = [config_fingerprint(config), tokenizer.fingerprint(), str(seed), str(len(vectors.pair_query))]
     history = train(
@@ -106,7 +106,7 @@ def fit_decoder(
     return run.decoder.eval(), history
 
 
-class _Run(PairTraining):
+class DecoderTraining(PairTraining):
     """The state of one decoder training; `epoch` is what the loop calls."""
 
     def __init__(
@@ -121,7 +121,7 @@ class _Run(PairTraining):
     ) -> None:
         super().__init__(vectors, config, device)
         self.config, self.seed = config, seed
-        self.halved = trains_in_bf16("decoder.precision", config.precision, device)
+        self.use_bf16 = trains_in_bf16("decoder.precision", config.precision, device)
         self.quantizer = tokenizer.quantizer
         if config.soft_targets > 0:
             self.quantizer.check_geometry("decoder.soft_targets above 0")
@@ -140,10 +140,11 @@ class _Run(PairTraining):
         generator = torch.Generator().manual_seed(seed_of(self.seed, "decoder", epoch))
         total = torch.zeros((), device=self.device)
         for step, rows in self.batches("decoder", epoch, generator):
-            total += self._step(rows, step)
+            total += self.step(rows, step)
         return {"loss": float(total) / self.steps, **self._validate()}
 
-    def _step(self, rows: Tensor, step: int) -> Tensor:
+    def step(self, rows: Tensor, step: int) -> Tensor:
+        """Make a step of this number on these rows of the pairs, and return the loss."""
         config = self.config
         set_lr(self.optimiser, cosine_lr(config.lr, config.lr_end, config.warmup, step, config.epochs * self.steps))
         return self.graphed(self._learn, rows, self.optimiser)
@@ -157,7 +158,7 @@ class _Run(PairTraining):
         if config.null_queries > 0:
             mixed = mixed * (torch.rand(len(mixed), 1, device=mixed.device) >= config.null_queries)
         soft = self._soft(target, codes) if config.soft_targets > 0 else None
-        with torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self.halved):
+        with torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self.use_bf16):
             loss = decoder_loss(self.decoder, mixed, codes, soft)
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()

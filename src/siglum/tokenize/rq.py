@@ -24,10 +24,10 @@ MOST = 1 << 22
 """Rows drawn at most; when they are used up, they are used again, each on another batch."""
 
 
-class Picks:
+class RevivalRows:
     """A stream of random rows of a batch, on the device; every dead code takes the next one.
 
-    >>> picks = Picks(10, 3, torch.Generator().manual_seed(0))
+    >>> picks = RevivalRows(10, 3, torch.Generator().manual_seed(0))
     >>> dead = torch.tensor([False, True, True])
     >>> torch.equal(picks.take(dead)[dead], picks.row_M[:2]), picks.taken.item()
     (True, 2)
@@ -132,41 +132,36 @@ class ResidualQuantizer(Quantiser):
                 book.copy_(self.fit_codebook(residual, size, generator))
                 label = nearest(residual, book)
             fair = torch.bincount(label, minlength=size).float()
-            self._count(level).copy_(fair.clamp(min=1) * weight)
-            self._total(level).copy_(book * self._count(level)[:, None])
+            self._kept("count", level).copy_(fair.clamp(min=1) * weight)
+            self._kept("total", level).copy_(book * self._kept("count", level)[:, None])
             residual = residual - book[label]
 
-    def _count(self, level: int) -> Tensor:
-        return getattr(self, f"count_{level}")  # type: ignore[no-any-return]
-
-    def _total(self, level: int) -> Tensor:
-        return getattr(self, f"total_{level}")  # type: ignore[no-any-return]
-
-    def _idle(self, level: int) -> Tensor:
-        return getattr(self, f"idle_{level}")  # type: ignore[no-any-return]
+    def _kept(self, part: str, level: int) -> Tensor:
+        """Return what the EMA keeps of a level: its count, total or idle."""
+        return self.get_buffer(f"{part}_{level}")
 
     @torch.no_grad()
     def follow_gradient(self) -> None:
         """After an optimiser step, carry the moved codewords into the EMA state, else the next EMA step undoes it."""
         for level, book in enumerate(self.codebooks):
             if book.requires_grad:
-                self._total(level).copy_(book * self._smoothed(level)[:, None])
+                self._kept("total", level).copy_(book * self._smoothed(level)[:, None])
 
     def _smoothed(self, level: int) -> Tensor:
-        count = self._count(level)
+        count = self._kept("count", level)
         total = count.sum()
         return (count + EPSILON) / (total + len(count) * EPSILON) * total
 
-    def draw_picks(self, rows: int, steps: int, generator: torch.Generator) -> Picks:
+    def draw_picks(self, rows: int, steps: int, generator: torch.Generator) -> RevivalRows:
         """Draw what the revivals of so many steps on so many vectors may take."""
         config, sizes = self.config, self.sizes[self.first :]
         # By the fair share, a level of any size loses revive_below codes a vector, beside those that were idle before.
         late = math.ceil(config.revive_below * rows * steps)
         deaths = [size * steps if config.revive_absolute else size + late for size in sizes]
-        return Picks(rows, sum(deaths), generator, self.codebooks[0].device)
+        return RevivalRows(rows, sum(deaths), generator, self.codebooks[0].device)
 
     @torch.no_grad()
-    def fit_step(self, residuals: list[Tensor], codes_NT: Tensor, picks: Picks) -> dict[int, Tensor]:
+    def fit_step(self, residuals: list[Tensor], codes_NT: Tensor, picks: RevivalRows) -> dict[int, Tensor]:
         """One EMA step on the residuals of this batch, then revive dead codes; return which ones (V,), by level.
 
         No value leaves the device: whether any code is dead is never asked.
@@ -185,19 +180,19 @@ class ResidualQuantizer(Quantiser):
 
     def _ema_step(self, level: int, residual_ND: Tensor, code_N: Tensor, used_V: Tensor) -> None:
         decay = self.config.decay
-        total = dist.sum_over_processes(torch.zeros_like(self._total(level)).index_add_(0, code_N, residual_ND))
-        self._count(level).mul_(decay).add_(used_V, alpha=1 - decay)
-        self._total(level).mul_(decay).add_(total, alpha=1 - decay)
-        self.codebooks[level].copy_(self._total(level) / self._smoothed(level)[:, None])
+        total = dist.sum_over_processes(torch.zeros_like(self._kept("total", level)).index_add_(0, code_N, residual_ND))
+        self._kept("count", level).mul_(decay).add_(used_V, alpha=1 - decay)
+        self._kept("total", level).mul_(decay).add_(total, alpha=1 - decay)
+        self.codebooks[level].copy_(self._kept("total", level) / self._smoothed(level)[:, None])
 
-    def _revive(self, level: int, residual_ND: Tensor, used_V: Tensor, picks: Picks) -> Tensor:
+    def _revive(self, level: int, residual_ND: Tensor, used_V: Tensor, picks: RevivalRows) -> Tensor:
         """Replace dead codes by random residuals of the batch, reset their EMA state and return which they were (V,).
 
         A code is dead if it was not chosen once while its fair share came to 1 / revive_below choices. The rule
         counts vectors, not steps, so a small batch does not make living codes look dead. With `revive_absolute`
         a code is dead below that EMA count a step, as in GENIUS.
         """
-        count, total, idle = self._count(level), self._total(level), self._idle(level)
+        count, total, idle = self._kept("count", level), self._kept("total", level), self._kept("idle", level)
         idle.add_(used_V.sum() / len(used_V)).masked_fill_(used_V > 0, 0.0)
         below = self.config.revive_below
         dead_V = count < below if self.config.revive_absolute else idle > 1 / below

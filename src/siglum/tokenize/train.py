@@ -17,7 +17,7 @@ from siglum.fuse.modules import Fusion
 from siglum.loop import Keeping, Metrics, PairTraining, adam, cosine_lr, seed_of, set_lr, train
 from siglum.tokenize.base import Quantiser, build_quantiser
 from siglum.tokenize.losses import alignment_loss, codebook_loss, prefix_ranking_loss, residual_loss, straight_through
-from siglum.tokenize.rq import Picks, ResidualQuantizer
+from siglum.tokenize.rq import ResidualQuantizer, RevivalRows
 from siglum.tokenize.survival import token_survival
 from siglum.types import SiglumError, Vectors
 
@@ -126,7 +126,7 @@ def fit_tokenizer(
         folder, resume = keeping.get("folder"), keeping.get("resume", False)
         own: Keeping = {"folder": None if folder is None else folder / "space", "resume": resume}
         fusion = fit_tokenizer(vectors, fusion, _alone(config), seed=seed, device=device, graphs=graphs, **own).fusion
-    run = _Run(vectors, fusion.to(device), config, seed, device, graphs)
+    run = TokenizerTraining(vectors, fusion.to(device), config, seed, device, graphs)
     start = fingerprint(*fusion.state_dict().values(), run.pair_q, run.pair_x)
     identity = "-".join([config_fingerprint(config), config_fingerprint(fusion.config), str(seed), start])
     modules = {"fusion": run.fusion, "quantizer": run.quantizer}
@@ -154,7 +154,7 @@ def _alone(config: TokenizerConfig) -> TokenizerConfig:
     return replace(config, train_fusion=True, **weights, **ends)  # type: ignore[arg-type]
 
 
-class _Run(PairTraining):
+class TokenizerTraining(PairTraining):
     """The state of one tokenizer training; `epoch` is what the loop calls."""
 
     def __init__(
@@ -199,7 +199,7 @@ class _Run(PairTraining):
         self.optimiser = adam(groups) if self.parameters else None
         self.rank_weight = torch.zeros((), device=device)
         """Lambda times the warm-up ramp, filled before every step."""
-        self.picks: Picks | None = None
+        self.picks: RevivalRows | None = None
         """What this epoch's revivals take: the same tensors in every epoch, as a graph knows them by their place."""
         self.graphed: GraphedStep[tuple[dict[str, Tensor], Tensor]] = GraphedStep(device, graphs=graphs)
 
@@ -227,10 +227,10 @@ class _Run(PairTraining):
         self.fusion.train(self.fixed is None)
         generator = torch.Generator().manual_seed(seed_of(self.seed, "tokenizer", epoch))
         sums: dict[str, Tensor] = {}
-        work, picks = self.batches("tokenizer", epoch, generator), self._draw_picks(generator)
+        work, picks = self.batches("tokenizer", epoch, generator), self.draw_picks(generator)
         used = torch.zeros(sum(self.quantizer.sizes), device=self.device)
         for step, rows in work:
-            losses, codes = self._step(dist.share(rows), step)
+            losses, codes = self.step(dist.share(rows), step)
             for name, value in losses.items():
                 sums[name] = sums.get(name, torch.zeros((), device=self.device)) + value
             used.index_fill_(0, (codes + self.quantizer.offset_T).flatten(), 1.0)
@@ -254,7 +254,7 @@ class _Run(PairTraining):
         shares = token_survival(query, codes, list(self.quantizer.codebooks), WATCHED_BEAM, self.quantizer.first)
         return [round(share, 4) for share in shares]
 
-    def _draw_picks(self, generator: torch.Generator) -> Picks:
+    def draw_picks(self, generator: torch.Generator) -> RevivalRows:
         """Draw what an epoch's revivals may need into `picks` and return it."""
         vectors_a_pair = 1 if self.config.statistics == "targets" else 2
         rows = vectors_a_pair * min(self.config.batch_size, len(self.pair_q))
@@ -266,7 +266,8 @@ class _Run(PairTraining):
             self.picks.taken.zero_()
         return self.picks
 
-    def _step(self, rows: Tensor, step: int) -> tuple[dict[str, Tensor], Tensor]:
+    def step(self, rows: Tensor, step: int) -> tuple[dict[str, Tensor], Tensor]:
+        """Make a step of this number on these rows of the pairs; return the losses, and the codes of both sides."""
         config, total_steps = self.config, self.config.epochs * self.steps
         self.rank_weight.fill_(config.rank_weight * min(1.0, (step + 1) / max(1.0, config.warmup * total_steps)))
         if self.optimiser is not None:
