@@ -18,7 +18,7 @@ from siglum import files
 from siglum.given import as_array
 from siglum.index import store
 from siglum.index.ids import Ids
-from siglum.index.pack import Layout, as_bytes, as_rows, insertion_points, narrow, sort_rows, widen
+from siglum.index.pack import Layout, as_bytes, as_rows, chunks, insertion_points, narrow, sort_rows, widen
 from siglum.index.strings import Strings
 from siglum.index.trie import Allowed, Children, Leaves, Trie
 from siglum.types import SiglumError, shown
@@ -178,10 +178,15 @@ class Index:
         """What lies below all layers."""
         return self
 
-    def warm(self, like: Index | None = None) -> None:
-        """Do now what first uses would wait for: check the files, list the branches that another index has listed."""
+    def warm(self, like: Index | None = None, rest: Callable[[], None] | None = None) -> None:
+        """Do now what first uses would wait for: check the files, list where items are, and branches as `like` has.
+
+        `rest` is called between pieces of the work.
+        """
         self.ids.lookup  # noqa: B018
-        self._trie.list_branches([] if like is None else like.listed())
+        self._trie.list_branches([] if like is None else like.listed(), rest)
+        if "_row_of_position" not in vars(self):
+            self._row_of_position = self._rows_by_position(rest)
 
     def listed(self) -> list[int]:
         """Return the depths whose branches searches have asked for."""
@@ -286,8 +291,14 @@ class Index:
 
     @cached_property
     def _row_of_position(self) -> np.ndarray:
-        rows = np.empty(len(self), np.uint32)
-        rows[self.order] = np.arange(len(self), dtype=np.uint32)
+        return self._rows_by_position()
+
+    def _rows_by_position(self, rest: Callable[[], None] | None = None) -> np.ndarray:
+        """Return the sorted row of every position, uint32 (N,)."""
+        rows, order_NW = np.empty(len(self), np.uint32), self.order_NW
+        for part in chunks(len(self), rest):
+            here = np.arange(part.start, part.stop)
+            rows[widen(order_NW, here)] = here
         return rows
 
     def collisions(self) -> Collisions:

@@ -10,6 +10,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from siglum.files import sync_folder
@@ -49,6 +51,18 @@ def write_compacted_beside(folder: Path, log: int, name: str, whole: bool = Fals
         reason = (done.stderr.strip().splitlines() or ["it was killed"])[-1]
         raise SiglumError(f"the index could not be compacted ({reason}); it stays as it is.")
     return tuple(json.loads(done.stdout))
+
+
+def resting() -> Callable[[], None]:
+    """Return what, called between pieces of work, waits as long as the last piece took, so that searches come first."""
+    ended = time.perf_counter()
+
+    def rest() -> None:
+        nonlocal ended
+        time.sleep(time.perf_counter() - ended)
+        ended = time.perf_counter()
+
+    return rest
 
 
 def _main() -> None:
