@@ -26,6 +26,8 @@ from siglum.types import SiglumError, shown
 if TYPE_CHECKING:
     from siglum.index.layered import Layered
 
+PAGE = 1 << 12
+"""Bytes of memory that are mapped at once."""
 LAYERED = 1 << 16
 """Items from which on a change is laid over the index; a smaller index is sorted again in a few milliseconds."""
 
@@ -183,7 +185,8 @@ class Index:
 
         `rest` is called between pieces of the work.
         """
-        self.ids.lookup  # noqa: B018
+        for array in (self.ids.lookup, self.packed_NB):  # one look a page: what is mapped comes page by page
+            array.reshape(-1)[:: PAGE // array.itemsize].max(initial=0)
         self._trie.list_branches([] if like is None else like.listed(), rest)
         if "_row_of_position" not in vars(self):
             self._row_of_position = self._rows_by_position(rest)

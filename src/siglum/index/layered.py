@@ -271,8 +271,10 @@ class Layered(Index):
         size = kids.hi - kids.lo
         first = np.searchsorted(self.gone, begin)
         counts = np.searchsorted(self.gone, end) - first
+        is_all = len(nodes) > 0 and len(nodes) == nodes[-1] + 1
+        parent = kids.parent if is_all else nodes[kids.parent]
         if not counts.any():
-            return nodes[kids.parent], kids.token, size
+            return parent, kids.token, size
         if counts.sum() < len(kids.lo):  # few gone rows are looked up among the children, many the other way round
             start = np.arange(len(nodes)) * len(self.below)
             gone = self.gone[spread(first, counts)] + np.repeat(start, counts)
@@ -281,7 +283,7 @@ class Layered(Index):
         else:
             size += np.searchsorted(self.gone, kids.lo) - np.searchsorted(self.gone, kids.hi)
         live = size > 0  # all items below a child may be gone
-        return nodes[kids.parent[live]], kids.token[live], size[live]
+        return parent[live], kids.token[live], size[live]
 
     def _with_own(
         self, below: tuple[np.ndarray, ...], parent: np.ndarray, kids: Children, depth: int
