@@ -273,7 +273,7 @@ def test_compaction_beside_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_compaction_beside_the_work_gives_way_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What this process does itself at the end of a compaction it does in pieces, as fast as it rests."""
+    """What this process does itself at the end of a compaction it does in pieces, resting after each."""
     pool, rng = begin(tmp_path, 40)
     slept: list[float] = []
     with LiveIndex(tmp_path, background=True) as live:
