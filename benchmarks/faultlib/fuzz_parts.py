@@ -32,7 +32,8 @@ def _tensors(rng: Random) -> dict[str, Any]:
 def _spoilt(value: Any, rng: Random) -> Any:
     """Return something like a tensor (or a list of them) that is wrong in one way, or anything at all."""
     if isinstance(value, list):
-        return rng.choice((value[:-1], [], [*value, value[0]], [book[:, :-1] for book in value], *ANYTHING))
+        narrow = [one[..., :-1] if isinstance(one, torch.Tensor) else one for one in value]
+        return rng.choice((value[:-1], [], [*value, value[0]], narrow, *ANYTHING))
     if not isinstance(value, torch.Tensor):
         return rng.choice(ANYTHING)
     changes: tuple[Callable[[], Any], ...] = (
