@@ -2,9 +2,9 @@
 
 `mine` is a run of texts with two pictures, evaluated and reported, with items added and removed since; `other` is the
 same with another seed and other words, for files to be swapped with; `plain` is `mine` before anything was added;
-`kept` is `mine` with a snapshot and more items added since; `fresh` is `plain` with tokenizer and decoder made again
-and a stale index; `photos` is a folder of pictures and `album`
-the run built from it; the pictures in `live` have changed since `album-live` was built.
+`kept` is `mine` with a snapshot and more items added since; `published` is `mine` as the hub gets it; `fresh` is
+`plain` with tokenizer and decoder made again and a stale index; `photos` is a folder of pictures and `album` the run
+built from it; the pictures in `live` have changed since `album-live` was built.
 """
 
 from __future__ import annotations
@@ -93,6 +93,26 @@ def write_inputs(folder: Path, seed: int) -> None:
         write_lines(folder / f"{name}.jsonl", [{"id": f"{name}{n}", "text": sentence(rng)} for n in range(NEW)])
 
 
+def write_genius(folder: Path, seed: int) -> None:
+    """Write a checkpoint as GENIUS writes that of its quantiser, and features of items to import with it."""
+    import numpy as np
+    import torch
+
+    draw, dim, hidden, sizes = torch.Generator().manual_seed(seed), 6, 5, (3, 4, 4)
+    shapes = {
+        "image_projection_layer": (dim, dim), "text_projection_layer": (dim, dim), "combiner_layer": (hidden, 2 * dim),
+        "output_layer": (dim, hidden), "dynamic_scalar.0": (hidden, 2 * dim), "dynamic_scalar.3": (1, hidden),
+    }  # fmt: skip
+    weights = {f"encoder.{name}.weight": torch.randn(shape, generator=draw) for name, shape in shapes.items()}
+    weights |= {f"encoder.{name}.bias": torch.randn(shape[0], generator=draw) for name, shape in shapes.items()}
+    for level, size in enumerate(sizes):
+        words, book = torch.randn(1, size, dim, generator=draw), f"residual_rq.layers.{level}._codebook"
+        weights |= {f"{book}.embed": words, f"{book}.embed_avg": words, f"{book}.cluster_size": torch.ones(1, size)}
+    torch.save({"model": weights}, folder / "genius.pth")
+    rows = np.random.default_rng(seed).normal(size=(2, 40, dim)).astype(np.float32)
+    np.savez(folder / "pool.npz", image=rows[0], text=rows[1])
+
+
 def encode_command(inputs: Path, out: Path, seed: int) -> list[Any]:
     """Return the command that begins a run of these inputs."""
     files = [arg for name in ("items", "train", "val", "test") for arg in (f"--{name}", inputs / f"{name}.jsonl")]
@@ -146,9 +166,12 @@ def make_bases(root: Path, seed: int) -> None:
     """Make everything trials start from, and say which modules it took."""
     import torch
 
+    import siglum
+
     torch.set_num_threads(1)
     for name, own in (("inputs", seed), ("inputs-other", seed + 1)):
         write_inputs(root / name, own)
+        write_genius(root / name, own)
     make_run(root, "plain", root / "inputs", seed)
     make_run(root, "other", root / "inputs-other", seed + 1)
     mine = copy(root / "plain", root / "mine")
@@ -158,6 +181,7 @@ def make_bases(root: Path, seed: int) -> None:
     kept = copy(mine, root / "kept")
     must(["index", kept, "--snapshot", "before"])
     must(["index", kept, "--add", root / "inputs" / "last.jsonl"])
+    siglum.Retriever.load(mine).save_pretrained(root / "published")
     fresh = copy(root / "plain", root / "fresh")
     for verb in ("tokenize", "train"):
         must([verb, fresh, "--seed", seed + 7])

@@ -13,7 +13,8 @@ from typing import Any
 
 from faultlib.campaign import Base, Trial
 from faultlib.state import difference, plain, see, stages_of
-from faultlib.told import Fault, copy, fault, faults_of, tell
+from faultlib.told import Fault, attempt, copy, fault, faults_of, tell
+from faultlib.verbs import BY_NAME, given_by
 
 BAR = 1000
 KINDS = ("bit", "byte", "zero", "truncate", "extend", "empty", "delete", "swap")
@@ -71,6 +72,28 @@ def _info(found: Any) -> Any:
     return {"config": found["config"], "stages": stages}
 
 
+def _reconstruct(base: Base, run: Path) -> Answer:
+    import siglum
+
+    def rebuild() -> Any:
+        retriever = siglum.Retriever.from_pretrained(run)
+        return retriever.reconstruct(list(retriever.index.ids)[::7]).tolist()
+
+    found, sentence, faults = attempt(rebuild, "reconstruct")
+    return found, sentence, faults
+
+
+def _written(verb: str) -> Callable[[Base, Path], Answer]:
+    """Return a reader that writes what it finds to files, which are compared."""
+
+    def read(base: Base, run: Path) -> Answer:
+        told = BY_NAME[verb].do(base.root, run, False)
+        faults = faults_of(told, verb)
+        return (None if told.code or faults else given_by(BY_NAME[verb], run)), told.err, faults
+
+    return read
+
+
 READERS: dict[str, Callable[[Base, Path], Answer]] = {
     "load": _load,
     "search": _command("search", "red star", "--json"),
@@ -83,9 +106,16 @@ READERS: dict[str, Callable[[Base, Path], Answer]] = {
     "report": _command("report", "--json", part=_report),
     "tokenize --resume": _resume("tokenize"),
     "train --resume": _resume("train"),
+    "reconstruct": _reconstruct,
+    "search --queries": _written("search --queries"),
+    "export": _written("export"),
+    "diagnose --out": _written("diagnose --out"),
     "index --add": _add,
 }
-ANSWERS = ("load", "search", "search --image", "explain", "diagnose", "eval", "index --add")
+WRITERS = ("search --queries", "export", "diagnose --out")
+ANSWERS = (
+    "load", "search", "search --image", "explain", "diagnose", "eval", "reconstruct", *WRITERS, "index --add",
+)  # fmt: skip
 
 
 def read(name: str, base: Base, run: Path) -> Answer:

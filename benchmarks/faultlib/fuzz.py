@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from faultlib import fuzz_api, fuzz_cli, fuzz_files
+from faultlib import fuzz_api, fuzz_cli, fuzz_files, fuzz_parts
 from faultlib.campaign import Base, Trial
 from faultlib.told import copy
 
@@ -19,6 +19,7 @@ CASES = {
     **{f"command:{name}": fuzz_cli.CASES[name] for name in fuzz_cli.CASES},
     **{f"files:{name}": fuzz_files.CASES[name] for name in fuzz_files.CASES},
     **{f"api:{name}": fuzz_api.CASES[name] for name in fuzz_api.CASES},
+    **{f"parts:{name}": fuzz_parts.CASES[name] for name in fuzz_parts.CASES},
 }
 
 

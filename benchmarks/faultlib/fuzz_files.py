@@ -297,11 +297,30 @@ def captioned(base: Base, rng: Random, scratch: Path) -> tuple[str, list[Fault]]
     return text[:250], faults_of(told, "encode")
 
 
+def asked_in_file(base: Base, rng: Random, scratch: Path) -> tuple[str, list[Fault]]:
+    """Search for all queries of a bad file, or of bad features: all are answered, or there is no file of hits."""
+    if rng.random() < 0.6:
+        way, option = lines(scratch / "q.jsonl", rng), ("--queries", "q.jsonl")
+    else:
+        array: Any = np.random.default_rng(1).normal(size=(rng.choice((0, 1, 5)), rng.choice((3, 48, 256))))
+        array[: rng.choice((0, 1))] = rng.choice((np.nan, np.inf, 0))
+        option = ("--query-features", "q.npy")
+        way = f"features {array.shape}"
+        np.save(scratch / "q.npy", array)
+    form = rng.choice(("jsonl", "trec"))
+    told = tell(["search", "run", *option, "--out", "hits", "--format", form, "-k", "3"])
+    faults = faults_of(told, "search --queries")
+    if not faults and told.code == (scratch / "hits").exists():
+        faults = [fault("silent", f"search --queries ends with {told.code} and {'a' if told.code else 'no'} file")]
+    return way, faults
+
+
 CASES: dict[str, Case] = {
     "items added": added,
     "collection": encoded,
     "features": features,
     "pictures": album,
     "queries": asked,
+    "file of queries": asked_in_file,
     "captions": captioned,
 }

@@ -28,6 +28,10 @@ def describe(value: Any) -> str:
     """Return a value in few words."""
     if isinstance(value, np.ndarray):
         return f"array{value.shape} {value.dtype}"
+    if hasattr(value, "detach"):
+        return f"tensor{tuple(value.shape)} {value.dtype}"
+    if isinstance(value, list) and value and hasattr(value[0], "detach"):
+        return f"[{', '.join(map(describe, value))}]"
     return ascii(value)[:80]
 
 

@@ -14,7 +14,7 @@ from faultlib import live, ops
 from faultlib.campaign import Base, Trial
 from faultlib.state import State, difference, ids_of, plain, see, stages_of
 from faultlib.told import Fault, fault, faults_of
-from faultlib.verbs import BY_NAME, Known, Verb, injured, start
+from faultlib.verbs import BY_NAME, Known, Verb, given_by, injured, start
 
 BAR = 1000
 LIVE = "threads that add and remove"
@@ -86,7 +86,7 @@ def act(base: Base, trial: Trial, scratch: Path) -> dict[str, Any]:
 def judge(verb: Verb, known: Known, base: Base, run: Path, done: bool) -> list[Fault]:
     """Tell what is wrong with a run whose verb was interrupted, and take the verb up again."""
     found, faults = see(run)
-    faults = faults or compare(verb, known, found, done)
+    faults = faults or compare(verb, known, found, done) or compare_given(verb, known, run, done)
     if faults:
         return faults
     told = verb.do(base.root, run, True)
@@ -99,6 +99,7 @@ def judge(verb: Verb, known: Known, base: Base, run: Path, done: bool) -> list[F
     if told.code and not same(found, known.after):
         return [fault("stuck", f"{verb.name} again: {told.sentence}")]
     final, faults = see(run)
+    faults = faults or compare_given(verb, known, run, not told.code)
     if not faults and not same(final, known.after):
         faults = [fault("stuck", f"{verb.name} again gives another state: {difference(final, known.after)}")]
     stages, more = stages_of(run)
@@ -113,6 +114,17 @@ def judge(verb: Verb, known: Known, base: Base, run: Path, done: bool) -> list[F
 def same(found: State, expected: State) -> bool:
     """Return whether two states are equal; errors may differ in their words."""
     return found == expected or ("error" in found and "error" in expected)
+
+
+def compare_given(verb: Verb, known: Known, run: Path, done: bool) -> list[Fault]:
+    """Tell whether the files that a verb gives are whole, wherever they are, and there when it is done."""
+    found = given_by(verb, run)
+    half = [name for name, mark in found.items() if mark != known.given[name]]
+    if half:
+        return [fault("silent", f"{verb.name} left half of {', '.join(half)}, or another than it should be")]
+    if done and found != known.given:
+        return [fault("loss", f"{verb.name} ended well without {', '.join(set(known.given) - set(found))}")]
+    return []
 
 
 def compare(verb: Verb, known: Known, found: State, done: bool) -> list[Fault]:

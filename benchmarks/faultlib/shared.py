@@ -15,6 +15,7 @@ from faultlib.campaign import Base, Trial
 from faultlib.forks import fork_call
 from faultlib.state import difference, hits_of, questions, see, stages_of
 from faultlib.told import Fault, Told, attempt, copy, fault, faults_of, tell
+from faultlib.verbs import BY_NAME
 
 BAR = 500
 PAIRS = {
@@ -34,6 +35,11 @@ PAIRS = {
     "remove + search": ("remove", "search"),
     "compact + search": ("compact", "search"),
     "save + search": ("save more", "search"),
+    "upsert + add": ("upsert", "add more"),
+    "upsert + remove": ("upsert", "remove others"),
+    "replace + compact": ("replace", "compact"),
+    "export + add": ("export", "add more"),
+    "queries + compact": ("search --queries", "compact"),
 }
 REFUSED = re.compile(r"\block|another process|in use|busy|at work|is writing|being written|waited|changed since", re.I)
 """Words of a refusal because of somebody else."""
@@ -41,6 +47,8 @@ REFUSED = re.compile(r"\block|another process|in use|busy|at work|is writing|bei
 
 def command(name: str, base: Base, run: Path) -> Told:
     """Do one of two things at once."""
+    if name in ("upsert", "replace", "export", "search --queries"):
+        return BY_NAME[name].do(base.root, run, False)
     verb, _, what = name.partition(" ")
     inputs = base.root / "inputs"
     if verb == "add":

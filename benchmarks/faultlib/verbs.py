@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ class Verb:
     """Whether the run must open after any kill, as it was before or as it is after."""
     prints: bool = False
     """Whether its JSON is an answer to compare."""
+    gives: tuple[str, ...] = ()
+    """Files it writes beside the run's own, which must be whole wherever they are."""
 
 
 def _command(make: Callable[[Path, Path], list[Any]], resumes: bool = False) -> Do:
@@ -60,6 +62,42 @@ def _grown(base: Path, run: Path, own: bool) -> Any:
     retriever = siglum.Retriever.load(run if own else base / "mine")
     retriever.add(read_items(base / "inputs" / "more.jsonl"))
     return retriever
+
+
+def _writing(base: Path, run: Path, again: bool) -> None:
+    """Put items in the place of others through the log, in two calls that last each."""
+    import siglum
+
+    retriever = siglum.Retriever.load(run)
+    with retriever.writing(run) as live:
+        live.upsert([siglum.Item(id="item7", text="red star"), siglum.Item(id="put1", text="blue moon")])
+
+
+def _replace(base: Path, run: Path, again: bool) -> None:
+    """Take one item out and another in, both or neither."""
+    import siglum
+
+    retriever = siglum.Retriever.load(run)
+    with retriever.writing(run) as live:
+        live.replace(["item9"], [siglum.Item(id="put2", text="green heart")])
+
+
+def _publish(base: Path, run: Path, again: bool) -> None:
+    """Write what the hub gets, with items added."""
+    _grown(base, run, own=False).save_pretrained(run)
+
+
+def _queries(base: Path, run: Path) -> list[Any]:
+    return ["search", run, "--queries", base / "inputs" / "test.jsonl", "--out", run / "hits.jsonl"]
+
+
+def _export(base: Path, run: Path) -> list[Any]:
+    return ["export", run, "--codes", run / "codes.parquet", "--faiss", run / "items.faiss"]
+
+
+def _import(base: Path, run: Path) -> list[Any]:
+    inputs = base / "inputs"
+    return ["import", "--genius", inputs / "genius.pth", "--items", inputs / "pool.npz", "--out", run]
 
 
 def _fit(base: Path, run: Path, again: bool) -> None:
@@ -123,6 +161,20 @@ VERBS = (
     Verb("save", _call(lambda base, run, again: _grown(base, run, own=False).save(run), "save")),
     Verb("save, own run", _call(lambda base, run, again: _grown(base, run, own=True).save(run), "save"), "mine", True),
     Verb("fit", _call(_fit, "fit")),
+    Verb("upsert", _call(_writing, "upsert"), "mine", whole=True),
+    Verb("replace", _call(_replace, "replace"), "mine", whole=True),
+    Verb("save_pretrained", _call(_publish, "save_pretrained")),
+    Verb("save_pretrained, again", _call(_publish, "save_pretrained"), "published"),
+    Verb("search --queries", _command(_queries), "mine", whole=True, gives=("hits.jsonl",)),
+    Verb("export", _command(_export), "mine", whole=True, gives=("codes.parquet", "items.faiss")),
+    Verb(
+        "diagnose --out",
+        _command(lambda base, run: ["diagnose", run, "--out", run / "diagnosis.html"]),
+        "mine",
+        whole=True,
+        gives=("diagnosis.html",),
+    ),
+    Verb("import", _command(_import)),
 )
 BY_NAME = {verb.name: verb for verb in VERBS}
 
@@ -142,6 +194,8 @@ class Known:
     out: Any
     last: str
     """The last thing it tells."""
+    given: dict[str, str] = field(default_factory=dict)
+    """Fingerprints of the files it gives."""
 
 
 def start(verb: Verb, base: Path, run: Path) -> None:
@@ -189,4 +243,12 @@ def learn(base: Base, name: str, scratch: Path) -> dict[str, Any]:
     out = plain(Told(0, told["out"]), run) if verb.prints else None
     last = shorten(told["err"].strip().splitlines()[-1]) if told["err"].strip() else ""
     stages, _ = stages_of(run)
-    return asdict(Known(told["count"], told["written"], told["seconds"], before, after, stages, out, last))
+    counts = told["count"], told["written"], told["seconds"]
+    return asdict(Known(*counts, before, after, stages, out, last, given_by(verb, run)))
+
+
+def given_by(verb: Verb, run: Path) -> dict[str, str]:
+    """Return fingerprints of the files that a verb gives, as far as they are there."""
+    from siglum.files import file_fingerprint
+
+    return {name: file_fingerprint(run / name) for name in verb.gives if (run / name).exists()}

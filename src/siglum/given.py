@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +40,27 @@ def as_array(what: str, value: object) -> np.ndarray:
         return np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:  # lists of unequal lengths, tensors that take gradients
         raise SiglumError(f"{what} must be an array, not {shown(value)} ({error}).") from error
+
+
+def check_tensor(what: str, value: object, axes: str, *, whole: bool = False) -> None:
+    """Refuse what is no tensor with these axes, such as "QD", of whole numbers or of others; no value is looked at."""
+    import torch
+
+    kind = "whole numbers" if whole else "numbers"
+    wanted = f"{what} must be a tensor ({', '.join(axes)}) of {kind}"
+    if not isinstance(value, torch.Tensor):
+        raise SiglumError(f"{wanted}, not {shown(value)}.")
+    fits = value.dtype in (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
+    if value.ndim != len(axes) or (fits if whole else value.is_floating_point()) is False:
+        raise SiglumError(f"{wanted}, not {tuple(value.shape)} of {value.dtype}.")
+
+
+def check_codebooks(value: object) -> None:
+    """Refuse what are no codebooks, one tensor (V, D) a level."""
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise SiglumError(f"codebooks are a list of tensors (V, D), one a level, not {shown(value)}.")
+    for level, book in enumerate(value):
+        check_tensor(f"the codebook of level {level}", book, "VD")
 
 
 def as_folder(value: object) -> Path:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from enum import IntEnum
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -62,6 +63,17 @@ def whole_number(name: str, value: object, least: int = 1) -> int:
     if int(value) > MOST:
         raise SiglumError(f"{name} must be at most {MOST}, not {shown(value)}.")
     return int(value)
+
+
+def real_number(name: str, value: object) -> float:
+    """Return `value` if it is a finite number, else raise.
+
+    >>> real_number("tau", 0.5)
+    0.5
+    """
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        raise SiglumError(f"{name} must be a finite number, not {shown(value)}.")
+    return float(value)
 
 
 class Modality(IntEnum):

@@ -87,6 +87,13 @@ def test_a_run_is_not_written_over(retriever: Retriever, run_copy: Path, world_r
         with pytest.raises(SiglumError, match="holds a run, which would be lost"):
             retriever.save_pretrained(folder)
     assert files(run_copy) == before
+    retriever.save_pretrained(tmp_path / "published")
+    opened = Retriever.from_pretrained(tmp_path / "published")
+    opened.remove([opened.index.ids[0]])
+    before = files(tmp_path / "published")
+    with pytest.raises(SiglumError, match="where this retriever was opened"):
+        opened.save_pretrained(tmp_path / "published")
+    assert files(tmp_path / "published") == before, "a kill on the way would have left neither"
     for wrong in ("", 3, None):
         with pytest.raises(SiglumError, match="named by a string"):
             retriever.push_to_hub(wrong)  # type: ignore[arg-type]

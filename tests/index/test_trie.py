@@ -130,3 +130,22 @@ def test_allowed_counts_ranges() -> None:
     mask = np.random.default_rng(0).random(50) < 0.4
     lo, hi = np.array([0, 10, 20, 7]), np.array([50, 10, 31, 8])
     assert Allowed.of(mask).count(lo, hi).tolist() == [mask[a:b].sum() for a, b in zip(lo, hi, strict=True)]
+
+
+def test_branches_are_listed_in_pieces_and_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever lists them beside searches can give way to those again and again."""
+    codes = np.random.default_rng(1).integers(0, (2, 3, 4), (100, 3))
+    names = [f"item {row}" for row in range(100)]
+    asked, index = (Index.build(names, codes, (2, 3, 4), "tok") for _ in range(2))
+    monkeypatch.setattr(trie, "SCAN", 1)
+    for depth in range(3):
+        asked.children(*asked.root, depth)
+    monkeypatch.setattr("siglum.index.pack.CHUNK", 30)
+    rests: list[int] = []
+    index.warm(asked, lambda: rests.append(1))
+    assert len(rests) == 8, "branches of all depths in one go of four pieces, and rows in another"
+    index.warm(asked, lambda: rests.append(1))
+    assert len(rests) == 8 and sorted(index.listed()) == [0, 1, 2]
+    for depth in range(3):
+        assert listed(index.children(*index.root, depth)) == listed(asked.children(*asked.root, depth))
+    assert np.array_equal(index.rows(names), asked.rows(names))

@@ -218,6 +218,7 @@ def test_a_run_is_explained_as_it_searches(world_run) -> None:
     for target, options, words in (
         ("nobody", {}, "the target 'nobody' is not in the index"),
         (ids[0], {"within": [ids[1]]}, "not among the 1 items the search is kept to"),
+        (ids[0], {"within": ids[0]}, "ids must be a collection of strings"),
     ):
         with pytest.raises(SiglumError, match=words):
             explain(retriever, query, target, **options)

@@ -272,6 +272,36 @@ def test_compaction_beside_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert_same(open_index(tmp_path).index, pool.index())
 
 
+def test_compaction_beside_the_work_gives_way_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this process does itself at the end of a compaction it does in pieces, resting after each."""
+    pool, rng = begin(tmp_path, 40)
+    slept: list[float] = []
+    with LiveIndex(tmp_path, background=True) as live:
+        add(live, pool, rng, 3)
+        monkeypatch.setattr("siglum.index.pack.CHUNK", 10)
+        monkeypatch.setattr("siglum.run.compaction.time.sleep", slept.append)
+        live.compact(whole=True)
+        pieces, live.background = len(slept), False
+        add(live, pool, rng, 3)
+        live.compact(whole=True)
+    assert pieces >= 5 and len(slept) == pieces, "alone it need not wait for anybody"
+    assert_same(open_index(tmp_path).index, pool.index())
+
+
+def test_where_items_are_is_listed_when_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first removal must not wait for what takes an eighth of a second with ten million items."""
+    pool, _ = begin(tmp_path)
+    with LiveIndex(tmp_path) as live:
+        with monkeypatch.context() as patch:
+            patch.setattr(Index, "_rows_by_position", None)
+            remove(live, pool, ["item 3"])
+        live.compact(whole=True)
+        monkeypatch.setattr(Index, "_rows_by_position", None)
+        remove(live, pool, ["item 4"])
+    monkeypatch.undo()
+    assert_same(open_index(tmp_path).index, pool.index())
+
+
 def test_a_new_index_takes_the_place_of_any_old_one(tmp_path: Path) -> None:
     pool, rng = begin(tmp_path)
     with LiveIndex(tmp_path) as live:

@@ -106,14 +106,22 @@ def test_scorers_codebooks_and_encoded_queries_go_together() -> None:
         ({"omega": -1.0}, "omega is a weight of 0 or more, not -1.0"),
         ({"beam": 0}, "the beam must be a whole number of at least 1, not 0"),
         ({"k": 0}, "k must be a whole number of at least 1, not 0"),
+        ({"trie": [[0, 1]]}, "the trie is what siglum.build_trie gives"),
+        ({"query": [[0.0] * DIM]}, r"queries must be a tensor \(Q, D\) of numbers"),
+        ({"query": torch.zeros(DIM)}, r"queries must be a tensor \(Q, D\) of numbers, not \(\d,\)"),
+        ({"omega": "1"}, "omega is a weight of 0 or more, not '1'"),
+        ({"first": -1}, "first must be a whole number of at least 0"),
+        ({"batch_size": 0}, "the batch size must be a whole number"),
+        ({"codebooks": torch.zeros(3, 3, DIM)}, "codebooks are a list of tensors"),
+        ({"codebooks": [3]}, r"the codebook of level 0 must be a tensor \(V, D\) of numbers, not 3"),
         ({"codebooks": [torch.zeros(3, DIM)]}, r"need codebooks of at least \(3, 5, 4\) codewords"),
     ],
 )
 def test_what_cannot_be_searched_is_refused(change: dict[str, Any], words: str) -> None:
     codes, _, queries = case(0)
-    options: dict[str, Any] = {"scorer": log_probs, **change}
+    options: dict[str, Any] = {"trie": siglum.build_trie(codes), "scorer": log_probs, "query": queries, **change}
     with pytest.raises(SiglumError, match=words):
-        siglum.fused_beam_search(siglum.build_trie(codes), options.pop("scorer"), queries, **options)
+        siglum.fused_beam_search(**options)
 
 
 @pytest.mark.parametrize("codes", [np.zeros((0, 2), int), np.zeros(3, int), np.zeros((2, 2))])

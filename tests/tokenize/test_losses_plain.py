@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -33,3 +35,19 @@ def test_a_batch_whose_parts_do_not_fit_is_refused(name: str) -> None:
     given[name] = given[name][..., :-1]
     with pytest.raises(SiglumError, match=r"takes queries \(Q, D\), targets \(N, D\), their partial sums"):
         siglum.prefix_ranking_loss(**given)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"query_QD": [[0.0]]}, r"queries must be a tensor \(Q, D\) of numbers"),
+        ({"target_ND": None}, r"targets must be a tensor \(N, D\) of numbers, not None"),
+        ({"partial_NTD": torch.zeros(6, 4)}, r"partial sums must be a tensor \(N, T, D\)"),
+        ({"codes_NT": torch.zeros(6, 3)}, r"codes must be a tensor \(N, T\) of whole numbers, not \(6, 3\)"),
+        ({"positive_Q": [0] * 6}, r"positives must be a tensor \(Q\) of whole numbers"),
+        ({"first": "1"}, "first must be a whole number"),
+    ],
+)
+def test_what_is_no_batch_is_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(SiglumError, match=words):
+        siglum.prefix_ranking_loss(**{**batch(), **change})

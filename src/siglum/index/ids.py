@@ -64,15 +64,18 @@ class Ids(Strings):
         lookup = self.lookup
         blob, offsets = (ids.blob, ids.offsets) if type(ids) is Ids else as_blob(ids)
         keys = hash_ids(blob, offsets) << np.uint64(32)
-        first, last = np.searchsorted(lookup, keys), np.searchsorted(lookup, keys | POSITION, "right")
-        found = np.full(len(ids), -1)
+        left = np.argsort(keys)  # neighbours are found through the same entries
+        at, found = np.searchsorted(lookup, keys[left]), np.full(len(ids), -1)
         # One round settles nearly everything: few ids have the same half hash.
-        for step in range(int((last - first).max(initial=0))):
-            left = np.flatnonzero((found < 0) & (first + step < last))
-            candidates = (lookup[first[left] + step] & POSITION).astype(np.int64)
+        while len(left):
+            alike = at < len(lookup)
+            alike[alike] = lookup[at[alike]] & ~POSITION == keys[left[alike]]
+            left, at = left[alike], at[alike]
+            candidates = (lookup[at] & POSITION).astype(np.int64)
             names = zip(left.tolist(), self.take(candidates), strict=True)
             same = np.fromiter((ids[i] == name for i, name in names), bool, len(left))
             found[left[same]] = candidates[same]
+            left, at = left[~same], at[~same] + 1
         return found
 
     def known(self, ids: Sequence[str]) -> list[str]:

@@ -18,7 +18,7 @@ from siglum import files
 from siglum.given import as_array
 from siglum.index import store
 from siglum.index.ids import Ids
-from siglum.index.pack import Layout, as_bytes, as_rows, insertion_points, narrow, sort_rows, widen
+from siglum.index.pack import Layout, as_bytes, as_rows, chunks, insertion_points, narrow, sort_rows, widen
 from siglum.index.strings import Strings
 from siglum.index.trie import Allowed, Children, Leaves, Trie
 from siglum.types import SiglumError, shown
@@ -26,6 +26,8 @@ from siglum.types import SiglumError, shown
 if TYPE_CHECKING:
     from siglum.index.layered import Layered
 
+PAGE = 1 << 12
+"""Bytes of memory that are mapped at once."""
 LAYERED = 1 << 16
 """Items from which on a change is laid over the index; a smaller index is sorted again in a few milliseconds."""
 
@@ -178,10 +180,16 @@ class Index:
         """What lies below all layers."""
         return self
 
-    def warm(self, like: Index | None = None) -> None:
-        """Do now what first uses would wait for: check the files, list the branches that another index has listed."""
-        self.ids.lookup  # noqa: B018
-        self._trie.list_branches([] if like is None else like.listed())
+    def warm(self, like: Index | None = None, rest: Callable[[], None] | None = None) -> None:
+        """Do now what first uses would wait for: check the files, list where items are, and branches as `like` has.
+
+        `rest` is called between pieces of the work.
+        """
+        for array in (self.ids.lookup, self.packed_NB):  # one look a page: what is mapped comes page by page
+            array.reshape(-1)[:: PAGE // array.itemsize].max(initial=0)
+        self._trie.list_branches([] if like is None else like.listed(), rest)
+        if "_row_of_position" not in vars(self):
+            self._row_of_position = self._rows_by_position(rest)
 
     def listed(self) -> list[int]:
         """Return the depths whose branches searches have asked for."""
@@ -286,8 +294,14 @@ class Index:
 
     @cached_property
     def _row_of_position(self) -> np.ndarray:
-        rows = np.empty(len(self), np.uint32)
-        rows[self.order] = np.arange(len(self), dtype=np.uint32)
+        return self._rows_by_position()
+
+    def _rows_by_position(self, rest: Callable[[], None] | None = None) -> np.ndarray:
+        """Return the sorted row of every position, uint32 (N,)."""
+        rows, order_NW = np.empty(len(self), np.uint32), self.order_NW
+        for part in chunks(len(self), rest):
+            here = np.arange(part.start, part.stop)
+            rows[widen(order_NW, here)] = here
         return rows
 
     def collisions(self) -> Collisions:

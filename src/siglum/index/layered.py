@@ -11,7 +11,7 @@ rows below that are not gone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from siglum.given import listed
 from siglum.index.ids import Ids, LayeredIds
 from siglum.index.index import Index, fields_of, sorted_rows
 from siglum.index.pack import chunks, insertion_points, narrow
+from siglum.index.ragged import spread
 from siglum.index.strings import LayeredStrings
 from siglum.index.trie import Allowed, Children, Leaves
 from siglum.types import SiglumError
@@ -121,9 +122,9 @@ class Layered(Index):
         """What lies below all layers."""
         return self.below.base
 
-    def warm(self, like: Index | None = None) -> None:
+    def warm(self, like: Index | None = None, rest: Callable[[], None] | None = None) -> None:
         """Do now what first uses would wait for, below."""
-        self.below.warm(like)
+        self.below.warm(like, rest)
         self.fresh.warm()
 
     def listed(self) -> list[int]:
@@ -249,32 +250,55 @@ class Layered(Index):
         self, lo: np.ndarray, below: tuple[np.ndarray, ...], own: tuple[np.ndarray, ...], depth: int
     ) -> Children:
         """Return the children of nodes that have rows in both indexes, from (begin, end, has any) in each."""
-        parts = []
-        for index, (begin, end, some) in ((self.below, below), (self.fresh, own)):
-            nodes = np.flatnonzero(some)
-            if len(nodes):
-                kids = index.children(begin[nodes], end[nodes], depth)
-                size = kids.hi - kids.lo
-                if index is self.below and len(self.gone):
-                    size = size - np.searchsorted(self.gone, kids.hi) + np.searchsorted(self.gone, kids.lo)
-                parts.append((nodes[kids.parent], kids.token, size))
-        if not parts:
-            nothing = np.zeros(0, np.int64)
-            return Children(nothing, nothing.astype(np.int32), nothing, nothing)
-        parent, token, size = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-        if len(self.gone):
-            live = size > 0  # all items below a child may be gone
-            parent, token, size = parent[live], token[live], size[live]
-        key = parent * self.sizes[depth] + token
-        order = np.argsort(key, kind="stable")  # two sorted runs, which it merges
-        key, parent, token, size = key[order], parent[order], token[order], size[order]
-        starts = np.flatnonzero(np.append(True, key[1:] != key[:-1])[: len(key)])
-        parent, token, size = parent[starts], token[starts], np.add.reduceat(size, starts)
+        nodes = np.flatnonzero(below[2])
+        parent, token, size = self._sizes_below(nodes, below[0][nodes], below[1][nodes], depth)
+        nodes = np.flatnonzero(own[2])
+        if len(nodes):
+            kids = self.fresh.children(own[0][nodes], own[1][nodes], depth)
+            parent, token, size = self._with_own((parent, token, size), nodes[kids.parent], kids, depth)
         # The children of a node lie one after the other, from the node's first row on.
-        end = np.cumsum(size)
-        before = (end - size)[np.searchsorted(parent, parent)]
-        child_lo = lo[parent] + end - size - before
+        end, counts = np.cumsum(size), np.bincount(parent, minlength=len(lo))
+        some = np.flatnonzero(counts)
+        child_lo = end - size
+        child_lo += np.repeat(lo[some] - child_lo[(np.cumsum(counts) - counts)[some]], counts[some])
         return Children(parent, token, child_lo, child_lo + size)
+
+    def _sizes_below(
+        self, nodes: np.ndarray, begin: np.ndarray, end: np.ndarray, depth: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the children below of nodes [begin, end): the node, the token, and how many rows are left."""
+        kids = self.below.children(begin, end, depth)
+        size = kids.hi - kids.lo
+        first = np.searchsorted(self.gone, begin)
+        counts = np.searchsorted(self.gone, end) - first
+        is_all = len(nodes) > 0 and len(nodes) == nodes[-1] + 1
+        parent = kids.parent if is_all else nodes[kids.parent]
+        if not counts.any():
+            return parent, kids.token, size
+        if counts.sum() < len(kids.lo):  # few gone rows are looked up among the children, many the other way round
+            start = np.arange(len(nodes)) * len(self.below)
+            gone = self.gone[spread(first, counts)] + np.repeat(start, counts)
+            place = np.searchsorted(start[kids.parent] + kids.lo, gone, "right") - 1
+            size -= np.bincount(place, minlength=len(size))
+        else:
+            size += np.searchsorted(self.gone, kids.lo) - np.searchsorted(self.gone, kids.hi)
+        live = size > 0  # all items below a child may be gone
+        return parent[live], kids.token[live], size[live]
+
+    def _with_own(
+        self, below: tuple[np.ndarray, ...], parent: np.ndarray, kids: Children, depth: int
+    ) -> tuple[np.ndarray, ...]:
+        """Return children as (node, token, size), those of the layer counted in or put between."""
+        size, width = kids.hi - kids.lo, self.sizes[depth]
+        theirs, own = below[0] * width + below[1], parent * width + kids.token
+        at = np.searchsorted(theirs, own)
+        known = np.append(theirs, -1)[at] == own
+        below[2][at[known]] += size[known]
+        new = ~known
+        if not new.any():
+            return below
+        columns = zip(below, (parent, kids.token, size), strict=True)
+        return tuple(np.insert(column, at[new], values[new]) for column, values in columns)
 
     def leaves(self, lo: np.ndarray, hi: np.ndarray, allowed: Allowed | None = None) -> Leaves:
         """Return the (allowed) items under nodes [lo, hi) of any depth; under full depth they come in pool order."""

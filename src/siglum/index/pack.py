@@ -6,7 +6,7 @@ Shapes: N rows, L levels (the modality token, where there is one, is level 0), B
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,10 +22,12 @@ MAX_SIZE = 1 << 31
 """Codes are handed out as int32."""
 
 
-def chunks(count: int) -> Iterator[slice]:
-    """Yield slices of at most `CHUNK` rows that cover `count` rows."""
+def chunks(count: int, rest: Callable[[], None] | None = None) -> Iterator[slice]:
+    """Yield slices of at most `CHUNK` rows that cover `count` rows, and rest after each, if asked to."""
     for start in range(0, count, CHUNK):
         yield slice(start, min(start + CHUNK, count))
+        if rest is not None:
+            rest()
 
 
 @dataclass(frozen=True)

@@ -121,10 +121,19 @@ class Trie:
         """Depths whose branching rows have been listed."""
         return list(self._branches)
 
-    def list_branches(self, depths: Iterable[int]) -> None:
-        """List the branching rows of these depths now, not on first use."""
-        for depth in depths:
-            self._branches_at(depth)
+    def list_branches(self, depths: Iterable[int], rest: Callable[[], None] | None = None) -> None:
+        """List row 0 and every row that shares exactly so many codes with the row before, for these depths.
+
+        That is done on first use, or now, with a rest between pieces of the work.
+        """
+        found = {depth: [np.zeros(int(depth > 0), np.int64)] for depth in depths if depth not in self._branches}
+        last, tail = self._packed_NB[:, -1], self._layout.tail
+        for part in chunks(len(last) if found else 0, rest):
+            shared = last[part] & tail
+            for depth, rows in found.items():
+                rows.append(part.start + np.flatnonzero(shared == depth))
+        for depth, rows in found.items():
+            self._branches[depth] = np.concatenate(rows).astype(np.uint32)
 
     def leaves(self, lo: np.ndarray, hi: np.ndarray, allowed: Allowed | None = None) -> Leaves:
         """Return the (allowed) items in ranges [lo, hi), which may be nodes of any depth."""
@@ -167,10 +176,7 @@ class Trie:
         return counts, row
 
     def _branches_at(self, depth: int) -> np.ndarray:
-        """Return row 0 and every row that shares exactly `depth` codes with the row before, uint32."""
+        """Return the branching rows of a depth, uint32."""
         if depth not in self._branches:
-            last, tail = self._packed_NB[:, -1], self._layout.tail
-            found = [part.start + np.flatnonzero((last[part] & tail) == depth) for part in chunks(len(last))]
-            rows = np.concatenate([np.zeros(int(depth > 0), np.int64), *found])
-            self._branches[depth] = rows.astype(np.uint32)
+            self.list_branches([depth])
         return self._branches[depth]

@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from siglum.given import check_codebooks, check_tensor
 from siglum.measure.diagnose import RungScores, document_of
 from siglum.measure.health import codes_health
 from siglum.measure.ladder import Tried
 from siglum.measure.retention import QueryBatch, survey
 from siglum.search.plain import LogProbs, as_scorer
 from siglum.search.scorers import GeometryScorer, Scorer
-from siglum.types import SiglumError
+from siglum.types import SiglumError, real_number, whole_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +98,12 @@ def diagnose_codes(
 
         print(siglum.diagnose_codes(codes, books, queries, items, answers).verdict)
     """
+    check_codebooks(codebooks)
     books = [book.detach().float() for book in codebooks]
-    _check_codes(codes_NT, books, query_QD, item_ND, target_Q, first)
+    _check_codes(codes_NT, books, query_QD, item_ND, target_Q, whole_number("first", first, 0))
+    beam = whole_number("the beam", beam)
+    if not (real_number("tau", tau) > 0 and real_number("omega", omega) >= 0):
+        raise SiglumError(f"tau must be above 0 and omega at least 0, but they are {tau} and {omega}.")
     if target_Q is None:
         target_Q = torch.cat([(part @ item_ND.T).argmax(1) for part in query_QD.split(1024)])
     decoder = None if scorer is None else as_scorer(scorer)
@@ -127,6 +132,13 @@ def _check_codes(
     first: int,
 ) -> None:
     """Refuse codes, codebooks and vectors that do not fit together."""
+    check_tensor("codes", codes_NT, "NL", whole=True)
+    for what, value, axes in (("queries", query_QD, "QD"), ("items", item_ND, "ND")):
+        check_tensor(what, value, axes)
+        if not len(value) or not bool(value.isfinite().all()):
+            raise SiglumError(f"there must be {what}, and all their numbers must be finite.")
+    if not books or not all(bool(book.isfinite().all()) for book in books):
+        raise SiglumError("there must be codebooks, and all their numbers must be finite.")
     dim, sizes = item_ND.shape[-1], torch.tensor([len(book) for book in books])
     shapes = {"the codes": codes_NT.shape, "queries": query_QD.shape, "items": item_ND.shape}
     if any(len(shape) != 2 for shape in shapes.values()) or any(book.shape[1:] != (dim,) for book in books):
@@ -143,5 +155,9 @@ def _check_codes(
         )
     if codes_NT.is_floating_point() or bool(((codes_NT < 0) | (codes_NT.cpu() >= sizes).to(codes_NT.device)).any()):
         raise SiglumError(f"codes are whole numbers from 0, below the sizes of their codebooks, {sizes.tolist()}.")
+    if target_Q is not None:
+        check_tensor("targets", target_Q, "Q", whole=True)
+    if target_Q is not None and len(target_Q) != len(query_QD):
+        raise SiglumError(f"there are {len(query_QD)} queries and {len(target_Q)} targets; there is one of each.")
     if target_Q is not None and bool(((target_Q < 0) | (target_Q >= len(item_ND))).any()):
         raise SiglumError(f"targets are rows of the {len(item_ND)} items.")

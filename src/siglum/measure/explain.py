@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from siglum.config import SearchConfig, as_dict, from_dict
+from siglum.given import listed
 from siglum.index import Index
 from siglum.index.trie import Allowed, Children
 from siglum.measure.rescoring import Rescoring
@@ -134,7 +135,7 @@ def explain(
         raise SiglumError(
             f"the target {target!r} is not in the index, whose {len(index):,} items begin with {index.ids[0]!r}."
         )
-    within = within if within is None or isinstance(within, np.ndarray) else list(within)
+    within = within if within is None or isinstance(within, np.ndarray) else listed(within)
     row, allowed = int(index.rows([target])[0]), None if within is None else index.allow(within)
     if allowed is not None and not allowed.rows[row]:
         raise SiglumError(

@@ -10,6 +10,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from siglum.files import sync_folder
@@ -18,6 +20,8 @@ from siglum.index.index import LAYERED
 from siglum.run.generations import open_index, save_segment
 from siglum.types import SiglumError
 
+REST = 3
+"""Times as long as it works, a program that is searched meanwhile rests at the end of a compaction."""
 SHARE = 8
 """A layer of more changes than this part of the index is not written as a layer: both are written in one piece."""
 
@@ -49,6 +53,18 @@ def write_compacted_beside(folder: Path, log: int, name: str, whole: bool = Fals
         reason = (done.stderr.strip().splitlines() or ["it was killed"])[-1]
         raise SiglumError(f"the index could not be compacted ({reason}); it stays as it is.")
     return tuple(json.loads(done.stdout))
+
+
+def resting() -> Callable[[], None]:
+    """Return what, called between pieces of work, waits a few times as long as the last took: searches come first."""
+    ended = time.perf_counter()
+
+    def rest() -> None:
+        nonlocal ended
+        time.sleep(REST * (time.perf_counter() - ended))
+        ended = time.perf_counter()
+
+    return rest
 
 
 def _main() -> None:

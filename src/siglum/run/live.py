@@ -21,7 +21,7 @@ import numpy as np
 from siglum.files import sync_folder
 from siglum.given import listed
 from siglum.index import Index, Layered
-from siglum.run.compaction import write_compacted, write_compacted_beside
+from siglum.run.compaction import resting, write_compacted, write_compacted_beside
 from siglum.run.generations import (
     Opened,
     clean,
@@ -219,7 +219,7 @@ class LiveIndex:
             same = segments[0] == self.generation.segments[0]
             known = self.state.index.base if same else None  # it is mapped and checked already
             below, _ = load_segments(self.folder, segments, self.generation.tokenizer, known)
-            below.warm(self.state.index)
+            below.warm(self.state.index, resting() if self.background else None)
             with self._writing:
                 self._sync(self._tail.written)
                 self._advance(segments, number + 1)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from siglum.index import Index
-from siglum.index.trie import Allowed
+from siglum.index.trie import Allowed, Children
 from siglum.search.lookahead import LookAhead
 from siglum.search.query import EncodedQuery
 from siglum.search.scorers import Scorer
@@ -95,9 +95,14 @@ def beam_search(
     root_lo, root_hi = index.root
     live = Beams(np.arange(num), np.repeat(root_lo, num), np.repeat(root_hi, num), np.zeros(num))
     path, potential = live.score, None if ahead is None else ahead.begin(asked.vector, index, allowed)
-    state = scorer.begin(asked)
+    state, codes_RL = scorer.begin(asked), None
     for level in range(index.levels):
-        kids = index.children(live.lo, live.hi, level, allowed)
+        if codes_RL is None and level and (live.hi - live.lo == 1).all():
+            codes_RL = index.codes(live.lo)  # of single items, as a few levels down all are, all codes at once
+        if codes_RL is None:
+            kids = index.children(live.lo, live.hi, level, allowed)
+        else:
+            kids = Children(np.arange(len(live.lo)), codes_RL[:, level], live.lo, live.hi)
         parent, token = torch.as_tensor(kids.parent, device=device), torch.as_tensor(kids.token, device=device).long()
         step = scorer.score(state, level, parent, token)
         path, owner = path[kids.parent] + step.double().cpu().numpy(), live.query[kids.parent]

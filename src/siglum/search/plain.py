@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from siglum.given import as_array
+from siglum.given import as_array, check_codebooks, check_tensor
 from siglum.index import Index
 from siglum.search.beam import Ranking, search_items
 from siglum.search.query import EncodedQuery
@@ -115,7 +116,13 @@ def fused_beam_search(
         trie = siglum.build_trie(codes)
         best = siglum.fused_beam_search(trie, model.log_probs, queries, codebooks=books, k=5)[0].position
     """
-    if not 0 <= omega < float("inf"):
+    if not isinstance(trie, Index):
+        raise SiglumError(f"the trie is what siglum.build_trie gives, not {shown(trie)}.")
+    if not isinstance(query, EncodedQuery):
+        check_tensor("queries", query, "QD")
+    check_codebooks(codebooks)
+    first, batch_size = whole_number("first", first, 0), whole_number("the batch size", batch_size)
+    if isinstance(omega, bool) or not isinstance(omega, Real) or not 0 <= omega < float("inf"):
         raise SiglumError(f"omega is a weight of 0 or more, not {shown(omega)}.")
     parts: list[Scorer] = [] if scorer is None else [as_scorer(scorer)]
     if codebooks and (omega > 0 or not parts):

@@ -29,6 +29,11 @@ def save_pretrained(retriever: Retriever, folder: str | Path, name: str, texts: 
         if holds_run(root) and (RunFolder(root).vectors.exists() or not is_own(root, Owner(tokenizer=own))):
             raise SiglumError(f"{root} holds a run, which would be lost; choose another folder.")
         home = retriever._home
+        if home == root.resolve():
+            raise SiglumError(
+                f"{root} is where this retriever was opened or saved, and a kill would leave nothing there; choose"
+                " another folder."
+            )
         card = _own_card(home)
         encoder = retriever._encoder_facts()
         index = _shown(retriever.index, texts)

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from siglum.config import TokenizerConfig
-from siglum.types import SiglumError, one_of
+from siglum.given import check_tensor
+from siglum.types import SiglumError, one_of, whole_number
 
 NEVER = -1e4
 """A teacher's score that leaves nothing at any temperature in use."""
@@ -154,6 +155,7 @@ def prefix_ranking_loss(
     """
     config = TokenizerConfig() if config is None else config
     one_of("tokenizer.rank_form", config.rank_form, ("prefixes", "items"))
+    check_tensor("queries", query_QD, "QD")
     positive_Q = torch.arange(len(query_QD), device=query_QD.device) if positive_Q is None else positive_Q
     _check_batch(query_QD, target_ND, partial_NTD, codes_NT, positive_Q, first)
     out_QN = torch.zeros_like(codes_NT[:, 0], dtype=torch.bool)[None] if repeat_N is None else repeat_N[None]
@@ -179,6 +181,11 @@ def _check_batch(
     query_QD: Tensor, target_ND: Tensor, partial_NTD: Tensor, codes_NT: Tensor, positive_Q: Tensor, first: int
 ) -> None:
     """Refuse a batch whose parts do not fit together; no value is looked at, so that no device is waited for."""
+    check_tensor("targets", target_ND, "ND")
+    check_tensor("partial sums", partial_NTD, "NTD")
+    check_tensor("codes", codes_NT, "NT", whole=True)
+    check_tensor("positives", positive_Q, "Q", whole=True)
+    first = whole_number("first", first, 0)
     dim, (targets, levels) = query_QD.shape[-1], codes_NT.shape if codes_NT.ndim == 2 else (-1, 0)
     fits = target_ND.shape == (targets, dim) and partial_NTD.shape == (targets, levels, dim) and query_QD.ndim == 2
     if not (fits and positive_Q.shape == query_QD.shape[:1] and 0 <= first < levels):
