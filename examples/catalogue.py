@@ -8,8 +8,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import torch
-
 from siglum import Retriever
 from siglum.build import build_folder
 from siglum.data.catalogue import read_catalogue
@@ -20,8 +18,9 @@ def main(folder: Path, run: Path, encoder: str = "offline", scale: str = "auto")
     if not (folder / "products.jsonl").exists():
         print(f"{folder} holds no catalogue of products (products.jsonl); there is nothing to show")
         return
-    torch.set_num_threads(1)
-    built = build_folder(folder, run, encoder=encoder, scale=scale, workers=2, resume=run.exists(), say=print)
+    built = build_folder(
+        folder, run, encoder=encoder, scale=scale, workers=2, resume=run.exists(), say=print, progress=True
+    )
     tried, first = built.held_out["captions"], built.held_out["success@1"]
     print(f"{built.items:,} products; of {tried} queries never learnt from {100 * first:.0f} % find theirs first")
 

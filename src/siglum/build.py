@@ -117,7 +117,7 @@ def build_folder(
         clock.tell(found.about)
         vectors = _find_vectors(run, found, encoder, clock, resume=resume, **options)
         joint = read_source(run.root)["joint"]
-        config = configure(vectors, found.supervised, joint, recipe, scale, seed)
+        config = configure(vectors, found.supervised, joint, recipe, scale, seed, usual=found.scale)
         _learn(run, found, vectors, (config, change(config) if change else config), clock, device, resume)
         return _summary(run, folder, found, vectors, clock)
 
@@ -260,14 +260,19 @@ def _ask_for_themselves(run: RunFolder) -> Vectors:
     return vectors
 
 
-def configure(vectors: Vectors, supervised: bool, joint: bool, recipe: str, scale: str, seed: int) -> RunConfig:
+def configure(
+    vectors: Vectors, supervised: bool, joint: bool, recipe: str, scale: str, seed: int, *, usual: str = ""
+) -> RunConfig:
     """Return the settings, with the encoder's own space kept where nothing better could be learnt.
 
-    A picture that is its own query could teach a fusion module nothing, and few captions less than a joint encoder
-    knows. Its space is a plain sum, in which one part of each row is there.
+    Scale `auto` is the folder's `usual` one, if it has one, fitted to the data. A picture that is its own query could
+    teach a fusion module nothing, and few captions less than a joint encoder knows. Its space is a plain sum, in which
+    one part of each row is there.
     """
     sizes = len(np.unique(vectors.pair_item)), len(vectors.pair_query)
-    if scale == "auto":
+    if scale == "auto" and usual:
+        config = replace(fit_to_data(recipe_at(recipe, usual, seed), *sizes), scale="auto")
+    elif scale == "auto":
         # Towers with strong dropout were chosen on photographs; the demo's combiner on drawings.
         towers = fit_to_data(recipe_at(recipe, "captions_small", seed), *sizes).fusion
         config = replace(recipe_for(recipe, *sizes, seed), fusion=towers)

@@ -11,10 +11,12 @@ import pytest
 
 from catalogue_files import make_catalogue
 from siglum import Retriever
-from siglum.build import build_folder
+from siglum.build import build_folder, configure
 from siglum.cli.main import main
 from siglum.data.folder import read_folder
 from siglum.data.source import find_items, read_source
+from siglum.data.vectors import load_vectors
+from siglum.scales import catalogue_small
 from siglum.types import SiglumError
 
 
@@ -53,6 +55,18 @@ def test_what_is_asked_is_asked_as_people_do(shop: Path) -> None:
     assert len(read_folder(shop / "data", "none").collection.queries["train"]) == len(ids)
 
 
+def test_a_build_takes_the_settings_chosen_on_catalogues(shop: Path) -> None:
+    vectors, own = load_vectors(shop / "run/1-vectors")[0], catalogue_small()
+    usual = read_folder(shop / "data").scale
+    config = configure(vectors, True, False, "pro", "auto", 3, usual=usual)
+    assert (config.scale, config.seed, config.fusion.negatives, config.fusion.hidden) == ("auto", 3, "all", 512)
+    # 66 products of the training split: no level is larger than a quarter of them
+    assert config.tokenizer.vocab == (16,) * own.tokenizer.levels
+    assert config.fusion.epochs > own.fusion.epochs and config.fusion.batch_size < own.fusion.batch_size
+    assert configure(vectors, True, False, "pro", "auto", 3).fusion.negatives != "all"
+    assert configure(vectors, True, False, "pro", "tiny", 3, usual=usual).scale == "tiny"
+
+
 def test_the_build_says_what_it_learnt(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["build", str(shop / "data"), "--out", str(shop / "run"), "--resume", "--encoder", "builtin"]) != 0
     told = said(
@@ -60,6 +74,11 @@ def test_the_build_says_what_it_learnt(shop: Path, capsys: pytest.CaptureFixture
     )
     assert told["items"] == 81 and told["queries"] == "queries" and told["seconds"] == {}
     assert told["held_out"]["captions"] > 10 and told["held_out"]["success@10"] > 0.3
+    rest = ("--out", str(shop / "run"), "--resume", "--encoder", "builtin", "--scale", "tiny")
+    assert main(["build", str(shop / "data"), *rest]) == 0
+    words = "".join(capsys.readouterr())
+    assert "81 products and " in words and " queries of products it never read about find theirs first in " in words
+    assert '"the same in red" --image ' in words and "--exclude-self" in words
 
 
 def test_an_update_takes_new_products(shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ from siglum.data.collection import Collection
 from siglum.encode.builtin import BuiltinEncoder
 from siglum.encode.parts import distinct, rows_of, text_of
 from siglum.encode.run import encode_collection, encode_shard
+from siglum.log import Tick, reporting
 from siglum.types import Item, SiglumError
 
 
@@ -53,6 +54,17 @@ def test_every_picture_and_text_is_encoded_once(collection: Collection, tmp_path
             assert (getattr(one, part) == getattr(other, part)).all()
     assert [task.name for task in found.vectors.tasks] == [task.name for task in apart.vectors.tasks]
     assert found.skipped == apart.skipped == 0
+
+
+def test_pictures_and_texts_have_a_rate_each(collection: Collection, tmp_path: Path) -> None:
+    told: list[Tick] = []
+    with reporting(told.append):
+        encode_collection(collection, Counting(), tmp_path / "run", identity="x")
+    texts = len({text_of(row) for row in rows_of(collection)} - {None})
+    assert [(tick.label, tick.done, tick.total) for tick in told if tick.done == tick.total] == [
+        ("encode pictures", 18, 18),
+        ("encode texts", texts, texts),
+    ]
 
 
 def test_shards_are_gone_on_with(collection: Collection, tmp_path: Path) -> None:

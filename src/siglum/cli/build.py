@@ -78,11 +78,12 @@ def run(command: Command) -> dict[str, Any]:
 def _tell(built: Built) -> None:
     """Say what came of a build: pictures, quality, what was left out, time, and what to type next."""
     learnt = f"{built.captions:,} {built.queries}" if built.supervised else "no captions"
-    say(f"\n{built.items:,} pictures and {learnt}, encoded by {built.encoder}, are searchable in {built.run}")
+    things = "pictures" if built.queries == "captions" else "products"
+    say(f"\n{built.items:,} {things} and {learnt}, encoded by {built.encoder}, are searchable in {built.run}")
     if built.held_out:
         tried, first, ten = (built.held_out[name] for name in ("captions", "success@1", "success@10"))
         say(
-            f"quality: {tried:,} {built.queries} of pictures it never read about find theirs first in"
+            f"quality: {tried:,} {built.queries} of {things} it never read about find theirs first in"
             f" {100 * first:.0f} %, among the first 10 of {built.items:,} in {100 * ten:.0f} %"
         )
     _tell_skipped(built)
@@ -123,5 +124,5 @@ def _tell_next(built: Built) -> None:
         say("without captions this encoder finds pictures by pictures only, not by words")
     ask = '"two dogs in the snow"' if built.by_words else f"--image {quote(built.example)}"
     if built.queries != "captions":
-        ask = f'"the same in red" --image {quote(built.example)}'
+        ask = f'"the same in red" --image {quote(built.example)} --exclude-self'
     say(f"next: siglum search {quote(built.run)} {ask} --open")

@@ -50,6 +50,8 @@ class FolderCollection:
     """Folders below that cannot be listed, by path, with the reason; what they hold is not known."""
     queries: str = "captions"
     """What its queries are called."""
+    scale: str = ""
+    """The scale whose settings were chosen on such a folder, if one was."""
 
 
 def read_folder(folder: Path, captions: str = "auto", seed: int = 0, strict: bool = False) -> FolderCollection:

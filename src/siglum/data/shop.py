@@ -36,6 +36,7 @@ def read_shop(folder: Path, seed: int = 0) -> FolderCollection:
         captioned=frozenset(stamps),
         unread={},
         queries="queries",
+        scale="catalogue_small",
     )
 
 

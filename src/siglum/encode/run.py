@@ -41,8 +41,6 @@ STEP = 128
 """Rows between two words on how far the work is."""
 PARTS = ("image", "text", "has_image", "has_text")
 IDENTITY = "identity.json"
-SHARED = "pictures and texts"
-"""What is encoded of a collection whose rows share their parts."""
 
 
 @dataclass(slots=True)
@@ -173,9 +171,10 @@ def encode_collection(
     for name, pieces in plan.items():
         _encode_missing(pieces, encoder, strict, workers, f"encode {name}")
     omitted: list[Omission] = []
-    joined = [_join(pieces, encoder, omitted) for pieces in plan.values()]
-    if SHARED in plan:
-        joined, omitted = _regather(collection, joined[0], omitted)
+    if _shares(collection, encoder):
+        joined, omitted = _regather(collection, _join(_all(plan), encoder, omitted), omitted)
+    else:
+        joined = [_join(pieces, encoder, omitted) for pieces in plan.values()]
     vectors = _assemble(collection, *joined)
     rows = len(collection.items) + sum(map(len, collection.queries.values()))
     skipped = rows - len(vectors.items) - len(vectors.queries)
@@ -217,8 +216,7 @@ def encode_shard(
         return 0
     plan = _plan(collection, shards, encoder)
     _claim(shards, mark, keep=True)
-    pieces = [piece for some in plan.values() for piece in some]
-    return _encode_missing(pieces[number - 1 :: count], encoder, strict, workers)
+    return _encode_missing(_all(plan)[number - 1 :: count], encoder, strict, workers)
 
 
 def mark_of(identity: str, encoder: Encoder) -> str:
@@ -253,9 +251,9 @@ def _clear(shards: Path) -> None:
 
 
 def _plan(collection: Collection, shards: Path, encoder: Encoder) -> dict[str, list[Piece]]:
-    """Return the pieces of items and of queries, or of the parts they share."""
-    if collection.shared and not isinstance(encoder, PairEncoder):
-        return {SHARED: _cut(shards, "parts", distinct(rows_of(collection)))}
+    """Return the pieces of items and of queries, or of the pictures and texts they share."""
+    if _shares(collection, encoder):
+        return _plan_parts(shards, distinct(rows_of(collection)))
     queries = [
         piece for split in SPLITS for piece in _cut(shards, f"queries-{split}", collection.queries.get(split, []))
     ]
@@ -264,6 +262,22 @@ def _plan(collection: Collection, shards: Path, encoder: Encoder) -> dict[str, l
         if not pieces:
             raise SiglumError(f"there are no {name} to encode.")
     return plan
+
+
+def _shares(collection: Collection, encoder: Encoder) -> bool:
+    """Whether rows are put together from pictures and texts that are each encoded once."""
+    return collection.shared and not isinstance(encoder, PairEncoder)
+
+
+def _plan_parts(shards: Path, parts: Sequence[Item]) -> dict[str, list[Piece]]:
+    """Return the pieces of pictures, then those of texts, which take another time each."""
+    kinds = {"pictures": [part for part in parts if part.image is not None]}
+    kinds["texts"] = [part for part in parts if part.image is None]
+    return {name: _cut(shards, name, some) for name, some in kinds.items()}
+
+
+def _all(plan: Mapping[str, Sequence[Piece]]) -> list[Piece]:
+    return [piece for pieces in plan.values() for piece in pieces]
 
 
 def _cut(shards: Path, name: str, rows: Sequence[Row]) -> list[Piece]:
@@ -286,14 +300,15 @@ def _regather(
 def encode_parts(
     parts: Sequence[Item], encoder: Encoder, folder: Path, *, identity: str, workers: int = 1
 ) -> tuple[Features, list[Omission]]:
-    """Encode items into shards of a folder, going on where a kill left them, and return all features.
+    """Encode pictures and texts into shards of a folder, going on where a kill left them, and return all features.
 
     The shards stay; the caller removes the folder once the features are kept.
     """
     _claim(folder, mark_of(identity, encoder), keep=True)
-    pieces, omitted = _cut(folder, "parts", parts), list[Omission]()
-    _encode_missing(pieces, encoder, False, workers, "encode")
-    return _join(pieces, encoder, omitted), omitted
+    plan, omitted = _plan_parts(folder, parts), list[Omission]()
+    for name, pieces in plan.items():
+        _encode_missing(pieces, encoder, False, workers, f"encode {name}")
+    return _join(_all(plan), encoder, omitted), omitted
 
 
 def _encode_missing(

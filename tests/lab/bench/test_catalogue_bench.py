@@ -21,6 +21,7 @@ from siglum.lab.catalogue import prepared
 from siglum.lab.catalogue.prepared import read_prepared
 from siglum.lab.catalogue.systems import united, without_part
 from siglum.lab.experiments import setting as settings
+from siglum.lab.experiments import trained
 from siglum.lab.experiments.ranks import Ranks
 from siglum.lab.experiments.setting import Setting
 
@@ -133,6 +134,24 @@ def test_a_second_run_makes_nothing(
     assert (finished / "all.json").read_bytes() == before
 
 
+def test_rows_of_faiss_come_later_without_another_training(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("faiss")
+    shutil.copytree(finished / "all.parts", tmp_path / "all.parts")
+    monkeypatch.setattr(trained, "fit_fusion", None)
+    names = ("faiss_pq", "faiss_opq", "faiss_rq")
+    assert bench(finished / "data", tmp_path / "all.json", "--units", ",".join((UNITS, *names)), "--no-draw") == 0
+    before, found = document(finished / "all.json"), document(tmp_path / "all.json")
+    assert not found["missing"]
+    for task, systems in found["tasks"].items():
+        assert {name: values for name, values in systems.items() if name not in names} == before["tasks"][task]
+        for name in names:
+            assert 0 < systems[name]["mrr@10"]["mean"] <= 1 and name in found["union"][task]
+            assert 1 <= found["bytes_per_item"][name] < found["bytes_per_item"]["dense"]
+    assert "faiss residual quantiser, exhaustive" in (tmp_path / "all.md").read_text()
+
+
 def test_encoding_alone_says_where_the_features_are(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert bench(finished / "data", finished / "all.json", "--encode-only", "--json") == 0
@@ -199,7 +218,7 @@ def test_a_kill_while_encoding_loses_little(tmp_path: Path, monkeypatch: pytest.
         patch.setattr(encoding, "write_tensors", dies)
         with pytest.raises(KeyboardInterrupt):
             prepared.prepare(folder, out, "builtin")
-    assert len(list(out.with_suffix(".shards").glob("parts-*"))) == 3 and not out.exists()
+    assert len(list(out.with_suffix(".shards").glob("*.safetensors"))) == 3 and not out.exists()
     prepared.prepare(folder, out, "builtin")
     prepared.prepare(folder, tmp_path / "other.npz", "builtin")
     assert out.read_bytes() == (tmp_path / "other.npz").read_bytes()
