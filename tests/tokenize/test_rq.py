@@ -131,7 +131,7 @@ def test_the_modality_codeword_is_the_mean_of_its_vectors() -> None:
     quantizer = quantizer_of()
     wanted = torch.stack([vectors[kinds == kind].mean(0) for kind in range(3)])
     torch.testing.assert_close(quantizer.codebooks[0].detach(), wanted)
-    assert quantizer.first == 1
+    assert quantizer.first_residual == 1
     assert quantizer.sizes == (3, 8, 12, 16)
 
 
@@ -164,7 +164,7 @@ def test_a_learned_modality_is_the_nearest_of_three_and_finds_separate_kinds() -
 
 def test_without_modality_there_is_no_such_token() -> None:
     quantizer = quantizer_of("none")
-    assert quantizer.first == 0
+    assert quantizer.first_residual == 0
     assert quantizer.sizes == (8, 12, 16)
     assert torch.equal(quantizer.encode(data()[0]), quantizer.encode(*data()))
 

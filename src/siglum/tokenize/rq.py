@@ -70,7 +70,7 @@ class ResidualQuantizer(Quantiser):
         return self.codebooks.state_dict()
 
     def _choose(self, residual_ND: Tensor, level: int, modality_N: Tensor | None) -> Tensor:
-        if level < self.first:
+        if level < self.first_residual:
             return self.modality_codes(residual_ND, modality_N)
         return nearest(residual_ND, self.codebooks[level])
 
@@ -96,7 +96,7 @@ class ResidualQuantizer(Quantiser):
         residual_NBD, codes_NBT = vector_ND.float()[:, None], torch.zeros(len(vector_ND), 1, 0, dtype=torch.long)
         codes_NBT = codes_NBT.to(vector_ND.device)
         for level, book in enumerate(self.codebooks):
-            if level < self.first:
+            if level < self.first_residual:
                 chosen = self._choose(residual_NBD[:, 0], level, modality_N)[:, None]
                 parent = torch.zeros_like(chosen)
             else:
@@ -126,7 +126,7 @@ class ResidualQuantizer(Quantiser):
         residual = vector_ND.float()
         for level, size in enumerate(self.sizes):
             book = self.codebooks[level]
-            if level < self.first:
+            if level < self.first_residual:
                 label = self.fit_modality(residual, modality_N, generator)
             else:
                 book.copy_(self.fit_codebook(residual, size, generator))
@@ -154,7 +154,7 @@ class ResidualQuantizer(Quantiser):
 
     def draw_picks(self, rows: int, steps: int, generator: torch.Generator) -> RevivalRows:
         """Draw what the revivals of so many steps on so many vectors may take."""
-        config, sizes = self.config, self.sizes[self.first :]
+        config, sizes = self.config, self.sizes[self.first_residual :]
         # By the fair share, a level of any size loses revive_below codes a vector, beside those that were idle before.
         late = math.ceil(config.revive_below * rows * steps)
         deaths = [size * steps if config.revive_absolute else size + late for size in sizes]
@@ -174,7 +174,7 @@ class ResidualQuantizer(Quantiser):
             fixed = level == 0 and self.has_modality and not self.config.modality_vector
             if not fixed and self.config.update != "grad":
                 self._ema_step(level, residual_ND, code_N, used_V)
-            if level >= self.first and self.config.revive_below > 0:
+            if level >= self.first_residual and self.config.revive_below > 0:
                 revived[level] = self._revive(level, residual_ND, used_V, picks)
         return revived
 

@@ -64,7 +64,7 @@ def tokenizer_losses(
     codes, residuals = quantizer.assign(both, kinds)
     chosen = quantizer.codewords(codes)
     number = len(query_PD)
-    losses = {"rq": residual_loss(residuals, chosen, quantizer.first)}
+    losses = {"rq": residual_loss(residuals, chosen, quantizer.first_residual)}
     if query_PD.requires_grad:  # with fixed vectors L_cl is a constant
         losses["cl"] = contrastive_loss(
             query_PD, target_PD, target_id_P, fusion.temperature, kind_P=kind, smoothing=fusion.smoothing
@@ -83,7 +83,7 @@ def tokenizer_losses(
         positive = place[dist.rank() * number :][:number]
         other = None if kind is None else kind[:, None] != dist.gather(kind)[None, :]
         losses["rank"] = prefix_ranking_loss(
-            query_PD, all_x, partial, all_codes, positive, repeat, config, quantizer.first, other
+            query_PD, all_x, partial, all_codes, positive, repeat, config, quantizer.first_residual, other
         )
     return losses, residuals, codes
 
@@ -251,7 +251,9 @@ class TokenizerTraining(PairTraining):
         query, item = self._vectors(query_rows, item_rows)
         self.fusion.train(was_training)
         codes = self.quantizer.encode(item, self.modality[item_rows])
-        shares = token_survival(query, codes, list(self.quantizer.codebooks), WATCHED_BEAM, self.quantizer.first)
+        shares = token_survival(
+            query, codes, list(self.quantizer.codebooks), WATCHED_BEAM, self.quantizer.first_residual
+        )
         return [round(share, 4) for share in shares]
 
     def draw_picks(self, generator: torch.Generator) -> RevivalRows:

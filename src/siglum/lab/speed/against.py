@@ -266,11 +266,11 @@ def write_inputs(settings: SpeedSettings, items: int) -> None:
     arrays = {"codes": torch.as_tensor(codes_NT).long(), "queries": pool.query_QD.contiguous(), **books}
     write_tensors(folder / "arrays.safetensors", arrays)
     write_tensors(folder / "decoder.safetensors", decoder.state_dict())
-    kind = {"modality": "metadata", "modality_vector": False} if pool.first else {"modality": "none"}
+    kind = {"modality": "metadata", "modality_vector": False} if pool.first_geometric else {"modality": "none"}
     facts = {
         "sizes": sizes,
         "dim": pool.query_QD.shape[1],
-        "tokenizer": {**kind, "vocab": sizes[pool.first :]},
+        "tokenizer": {**kind, "vocab": sizes[pool.first_geometric :]},
         "decoder": unusual(decoder.config, DecoderConfig()),
         "search": unusual(pool.config, SearchConfig()),
         "notes": pool.notes,

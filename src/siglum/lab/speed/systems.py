@@ -80,7 +80,9 @@ def open_engine(pool: Pool, config: SearchConfig, device: str) -> Callable[..., 
     `search.engine` says which; a fast engine that cannot answer is an error, not a reason to time the other one.
     """
     decoder = None if config.mode == "scan" else pool.decoder().to(device)
-    engine = Engine([book.to(device) for book in pool.codebooks], decoder, pool.index, pool.first, device=device)
+    engine = Engine(
+        [book.to(device) for book in pool.codebooks], decoder, pool.index, pool.first_geometric, device=device
+    )
     fast = engine.fast(config)
     if isinstance(fast, GraphSearch):
         fast.learn(pool.learnt_LD)

@@ -27,7 +27,7 @@ class Construction:
     """A query, B + 1 items of which item 0 is the target, and the codebooks of both quantisers."""
 
     beam: int
-    first: int
+    first_residual: int
     """Position of the first residual level: 1 behind a modality token, else 0."""
     query_D: Tensor
     item_KD: Tensor
@@ -105,7 +105,7 @@ def objectives(pair: Construction, codebooks: list[Tensor], tau: float = 0.05) -
     target = torch.zeros(1, dtype=torch.long)
     losses = {
         "contrastive": F.cross_entropy((pair.item_KD @ pair.query_D)[None] / tau, target),
-        "residual": residual_loss(residuals, word, pair.first),
+        "residual": residual_loss(residuals, word, pair.first_residual),
         "quantised": (rebuilt[0] - rebuilt[1]).square().sum(),
         "alignment": alignment_loss(rebuilt[:1], rebuilt[1:2]),
         "reconstruction": (pair.item_KD - rebuilt[1:]).square().sum(-1).mean(),
@@ -127,7 +127,7 @@ def rank_loss(pair: Construction, codebooks: list[Tensor], tau: float = 0.05) ->
         torch.zeros(1, dtype=torch.long),
         torch.zeros(len(codes), dtype=torch.bool),
         TokenizerConfig(temperature=tau, top_k=len(codes)),
-        pair.first,
+        pair.first_residual,
     )
     return float(loss)
 

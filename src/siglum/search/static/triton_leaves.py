@@ -28,7 +28,7 @@ def unfold(
     beams: LiveNodes,
     depth: int,
     cap: int,
-    first_L: Tensor,
+    token_offset_L: Tensor,
     geometry: GeometryTables | None,
     dot_QV: Tensor | None,
 ) -> Tail:
@@ -45,11 +45,11 @@ def unfold(
     if geometry is not None and dot_QV is not None:
         gain = room(cap, levels, dtype=torch.float32)
         tables = (dot_QV, geometry.length_LN, geometry.start_L)
-        numbers = (dot_QV.shape[1], geometry.first, geometry.omega)
+        numbers = (dot_QV.shape[1], geometry.first_geometric, geometry.omega)
     tail = Tail(found, room(cap, levels), room(cap, levels), room(cap, depth), gain)
     _unfold[(queries, triton.cdiv(cap, BLOCK))](
         beams.path_QW, beams.line_QWS, beams.first_QW, beams.count_QW, trie.leaf_row_I, trie.words_NG,
-        trie.word_L, trie.shift_L, trie.mask_L, first_L, *tables,
+        trie.word_L, trie.shift_L, trie.mask_L, token_offset_L, *tables,
         found.path_QC, found.begins_QC.view(torch.int8), found.row_QC, found.end_QC, found.over_Q.view(torch.int8),
         tail.token_QCT, tail.code_QCT, tail.past_QCd, found.path_QC if gain is None else gain,
         width, cap, depth, levels, len(trie.rows), trie.words_NG.shape[1], *numbers, WEIGHS=gain is not None,
