@@ -37,9 +37,9 @@ def log_probs(query_RD: Tensor, prefix_RL: Tensor) -> Tensor:
 def slow_score(query: Tensor, books: list[Tensor], omega: float) -> Any:
     def score(prefix: tuple[int, ...], _: list[tuple[int, ...]]) -> float:
         path = torch.tensor(prefix)
-        spoken = sum(float(log_probs(query[None], path[None, :at])[0, path[at]]) for at in range(len(path)))
+        log_prob = sum(float(log_probs(query[None], path[None, :at])[0, path[at]]) for at in range(len(path)))
         left = query - torch.stack([books[at][code] for at, code in enumerate(path)]).sum(0)
-        return spoken + omega * float(query.square().sum() - left.square().sum())
+        return log_prob + omega * float(query.square().sum() - left.square().sum())
 
     return score
 

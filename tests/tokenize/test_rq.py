@@ -32,9 +32,9 @@ def fit_step(
     quantizer: ResidualQuantizer, residuals: list[Tensor], codes: Tensor, draw: torch.Generator
 ) -> list[tuple[int, Tensor]]:
     """Make one step and return (level, revived codes) of the levels that have some."""
-    picks = quantizer.draw_picks(len(codes), 1, draw)
-    revived = quantizer.fit_step([residual.detach() for residual in residuals], codes, picks)
-    assert int(picks.taken) == sum(int(dead.sum()) for dead in revived.values())
+    revival_rows = quantizer.draw_revival_rows(len(codes), 1, draw)
+    revived = quantizer.fit_step([residual.detach() for residual in residuals], codes, revival_rows)
+    assert int(revival_rows.taken) == sum(int(dead.sum()) for dead in revived.values())
     return [(level, dead.nonzero()[:, 0]) for level, dead in revived.items() if dead.any()]
 
 
@@ -365,7 +365,7 @@ def test_the_starting_state_is_consistent() -> None:
 
 def test_counts_start_at_each_code_s_share_of_a_step() -> None:
     quantizer = ResidualQuantizer(TokenizerConfig(vocab=(8, 8)), DIM)
-    quantizer.fit(*data(), generator(), vectors_a_step=32)
+    quantizer.fit(*data(), generator(), vectors_per_step=32)
     for level, book in enumerate(quantizer.codebooks):
         count = getattr(quantizer, f"count_{level}")
         assert float(count.sum()) == pytest.approx(32, abs=len(book) * 32 / len(data()[0]))

@@ -244,9 +244,9 @@ def _rows(path: Path) -> Iterator[Record]:
         yield from (record for _, record in parquet_records(path))
     else:
         lines = read_text(path).splitlines(keepends=True)
-        mark = max(",;\t|", key=lines[0].count) if lines else ","
+        delimiter = max(",;\t|", key=lines[0].count) if lines else ","
         try:
-            for row in csv.DictReader(lines, delimiter=mark, skipinitialspace=True):
+            for row in csv.DictReader(lines, delimiter=delimiter, skipinitialspace=True):
                 yield {name.strip(): value for name, value in row.items() if name is not None}
         except csv.Error as error:
             raise SiglumError(f"{path} is not a table that can be read ({error}).") from error

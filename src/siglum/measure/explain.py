@@ -22,7 +22,7 @@ from siglum.given import listed
 from siglum.index import Index
 from siglum.index.trie import Allowed, Children
 from siglum.measure.rescoring import Rescoring
-from siglum.search.asked import Asked, SearchOptions, Within
+from siglum.search.asked import QueryLike, SearchOptions, Within
 from siglum.search.beam import Beams, beam_search
 from siglum.search.hits import as_hits
 from siglum.search.lookahead import LookAhead
@@ -109,7 +109,7 @@ class Explanation:
 
 def explain(
     run: Retriever | str | Path,
-    query: Asked | Tensor,
+    query: QueryLike | Tensor,
     target: str,
     *,
     image: Picture | None = None,

@@ -262,8 +262,8 @@ def _mismatch_chunk(
     for start in range(0, len(asked_QD), LED):
         part = slice(start, min(start + LED, len(asked_QD)))
         chosen = [_of_queries(keys, part, count) for keys, count in zip(lists, job.prefixes.count, strict=True)]
-        near, total = [one[:, part] for one in oracle], log_total_TQ[:, part]
-        for name, eps_TQ in mismatch(job.prefixes, scorers, asked_QD[part], chosen, near, total, job.tau).items():
+        scores, total = [one[:, part] for one in oracle], log_total_TQ[:, part]
+        for name, eps_TQ in mismatch(job.prefixes, scorers, asked_QD[part], chosen, scores, total, job.tau).items():
             job.put(name, slice(whole.start + part.start, whole.start + part.stop), list(eps_TQ))
 
 

@@ -48,8 +48,8 @@ class FastEngines:
         tensors = (*engine.codebooks, *(() if engine.decoder is None else engine.decoder.parameters()))
         # Training in place changes a tensor's version, loading another model its address; writing through `.data`
         # changes neither and must not be done to a model that searches.
-        marks = ((tensor.data_ptr(), tensor._version) for tensor in tensors)
-        made_of = (engine.decoder, engine.first_geometric, engine.device, engine.graphs, *marks)
+        versions = ((tensor.data_ptr(), tensor._version) for tensor in tensors)
+        made_of = (engine.decoder, engine.first_geometric, engine.device, engine.graphs, *versions)
         with self._alone:  # two threads must not make two engines of one configuration
             before, engines = self.kept
             if made_of != before:

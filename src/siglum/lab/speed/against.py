@@ -89,7 +89,7 @@ def find_commit(name: str) -> str:
     return found.stdout.decode().strip()
 
 
-def code_mark() -> str:
+def code_fingerprint() -> str:
     """Return a fingerprint of the code that is running, uncommitted changes included."""
     paths = sorted(PACKAGE.rglob("*.py"))
     return fingerprint(*[(str(path.relative_to(PACKAGE)), file_fingerprint(path)) for path in paths])

@@ -58,7 +58,7 @@ def construct(
     s, u, deep, r = axis[0], axis[1], axis[2 + 2 * num : 2 * num + levels], axis[2 * num + levels]
     a_1, a_2 = axis[2 : 2 + num], axis[2 + num : 2 + 2 * num]
     zero = torch.zeros_like(s)
-    mark = m * axis[-1] if modality else zero
+    modality_word = m * axis[-1] if modality else zero
     query = s + height * u
     kept = [torch.cat([query[None], m * a_1]), torch.cat([zero[None], m * a_2])]
     kept[0][1] += s
@@ -67,9 +67,9 @@ def construct(
     delta = m - sqrt(m * m - 4)
     lost[0][1] = -s + m * a_1[0] + delta * a_2[0]
     lost[1][1] = 2 * s + (m - delta) * a_2[0]
-    before = [torch.stack([mark, -mark, -2 * mark])] if modality else []
-    items = build_items(kept, leftover * r) + mark
-    return Construction(beam, int(modality), query + mark, items, before + kept, before + lost)
+    before = [torch.stack([modality_word, -modality_word, -2 * modality_word])] if modality else []
+    items = build_items(kept, leftover * r) + modality_word
+    return Construction(beam, int(modality), query + modality_word, items, before + kept, before + lost)
 
 
 def build_items(codebooks: list[Tensor], leftover_D: Tensor) -> Tensor:

@@ -168,8 +168,8 @@ class Walk:
         gained = self._child_scores(hidden_RM, slot, kids, level, live.null_R)
         parent, token = as_rows(kids.parent, self.device), as_rows(kids.token, self.device)
         if self.geometry is not None:
-            near = self.geometry.gain(live.residual_RD, level, parent, token)
-            gained = gained + self.omega * near.double().cpu().numpy()
+            gain_P = self.geometry.gain(live.residual_RD, level, parent, token)
+            gained = gained + self.omega * gain_P.double().cpu().numpy()
         query, score = beams.query[kids.parent], beams.score[kids.parent] + gained
         rank = self._rank(score, Beams(query, kids.lo, kids.hi, score))
         _check(rank)

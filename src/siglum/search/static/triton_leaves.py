@@ -82,7 +82,7 @@ def settle(
 def _unfold(
     path, line, first, count, leaf_row, words, word, shift, code_mask, token_first, dot, length, dot_start,
     path_out, begins_out, row_out, end_out, over_out, token_out, code_out, past_out, gain_out,
-    width, cap, depth, levels, rows, words_a_row, dots, dot_first, omega,
+    width, cap, depth, levels, rows, words_per_row, dots, dot_first, omega,
     WEIGHS: tl.constexpr, BC: tl.constexpr, BW: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
 ) -> None:  # fmt: skip
     query = tl.program_id(0).to(tl.int64)
@@ -107,7 +107,7 @@ def _unfold(
     ok_t, level = t < levels, depth + t
     both = ok[:, None] & ok_t[None, :]
     place = (at * levels)[:, None] + t[None, :]
-    codes = words + (row.to(tl.int64) * words_a_row)[:, None]
+    codes = words + (row.to(tl.int64) * words_per_row)[:, None]
     packed = tl.load(codes + tl.load(word + level - 1, mask=ok_t, other=0)[None, :], mask=both, other=0)
     shifts = tl.load(shift + level - 1, mask=ok_t, other=0)
     masks = tl.load(code_mask + level - 1, mask=ok_t, other=0)

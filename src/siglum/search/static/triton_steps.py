@@ -148,7 +148,7 @@ def count_below(table, size, low, high, ok, STEPS: tl.constexpr) -> Any:
 @compiled
 def _score_children(
     lo, hi, path, first, count, parents, tokens, los, his, branches, words, log, dot, length,
-    owner_out, token_out, lo_out, hi_out, path_out, width, slots, size, words_a_row, word, shift, code_mask,
+    owner_out, token_out, lo_out, hi_out, path_out, width, slots, size, words_per_row, word, shift, code_mask,
     dots, dot_at, omega, KIND: tl.constexpr, WEIGHS: tl.constexpr, BC: tl.constexpr, BW: tl.constexpr,
 ) -> None:  # fmt: skip
     query = tl.program_id(0).to(tl.int64)
@@ -176,7 +176,7 @@ def _score_children(
             low = tl.where(offset == 0, low, tl.load(branches + place - 1, mask=used & (offset > 0), other=0))
             high = tl.where(last, high, tl.load(branches + place, mask=used & (offset >= 0) & (last == 0), other=0))
             low = tl.where(used, low, 0)
-        packed = tl.load(words + low.to(tl.int64) * words_a_row + word, mask=used, other=0)
+        packed = tl.load(words + low.to(tl.int64) * words_per_row + word, mask=used, other=0)
         token = (packed >> shift) & code_mask
     node = query * width + owner
     value = tl.load(log + node * size + token, mask=used, other=0.0)
