@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from siglum.data.collection import Collection
-from siglum.data.corpus import Record, json_records, parquet_records
+from siglum.data.corpus import JsonObject, json_records, parquet_records
 from siglum.data.stamps import Stamp
 from siglum.files import fingerprint
 from siglum.given import read_text
@@ -237,7 +237,7 @@ def _read_table(folder: Path, names: Sequence[str], where: str) -> tuple[dict[st
     return found, f"{path.name} (columns {image} and {caption}){strays}"
 
 
-def _rows(path: Path) -> Iterator[Record]:
+def _rows(path: Path) -> Iterator[JsonObject]:
     if path.suffix.lower() == ".jsonl":
         yield from (record for _, record in json_records(path))
     elif path.suffix.lower() == ".parquet":
