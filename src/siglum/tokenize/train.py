@@ -215,7 +215,9 @@ class TokenizerTraining(PairTraining):
         if self.config.statistics == "both":
             vectors, kinds = torch.cat([vectors, query[self.pair_q]]), torch.cat([kinds, self.modality[self.pair_x]])
         per_step = self.config.batch_size * (2 if self.config.statistics == "both" else 1)
-        self.quantizer.fit(vectors, kinds, generator, **({"vectors_a_step": per_step} if self.quantizer.trains else {}))
+        self.quantizer.fit(
+            vectors, kinds, generator, **({"vectors_per_step": per_step} if self.quantizer.trains else {})
+        )
 
     def _vectors(self, query_rows: Tensor, item_rows: Tensor) -> tuple[Tensor, Tensor]:
         if self.fixed is not None:
