@@ -301,10 +301,10 @@ class TokenizerTraining(PairTraining):
         assert self.revival_rows is not None, "an epoch draws them first"
         taken = self.revival_rows.taken
         self.quantizer.follow_gradient()
-        self._forget(self.quantizer.fit_step([r[keep].detach() for r in residuals], codes[keep], self.revival_rows))
+        self.forget(self.quantizer.fit_step([r[keep].detach() for r in residuals], codes[keep], self.revival_rows))
         self.revival_rows.taken = taken.copy_(self.revival_rows.taken)
 
-    def _forget(self, revived: dict[int, Tensor]) -> None:
+    def forget(self, revived: dict[int, Tensor]) -> None:
         """Clear the optimiser's memory of revived codewords: it belongs to the dead ones."""
         if self.optimiser is None:
             return
