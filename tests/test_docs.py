@@ -191,6 +191,20 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
     assert dead == []
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=named)
+def test_the_site_has_every_page_and_what_it_links(page: Path) -> None:
+    """A site is made of docs/ alone, of the pages that its contents list."""
+    place = page.relative_to(ROOT / "docs").as_posix()
+    assert re.search(rf": {re.escape(place)}$", (ROOT / "mkdocs.yml").read_text(), re.M)
+    targets = re.findall(r"\]\(([^)\s:#]+)[^)]*\)", page.read_text())
+    assert [one for one in targets if not (page.parent / one).resolve().is_relative_to(ROOT / "docs")] == []
+
+
+def test_figures_shown_are_those_of_the_results() -> None:
+    shown = ROOT / "docs" / "img" / "catalogue-gaps.png"
+    assert shown.read_bytes() == (ROOT / "benchmarks/results/fashion/catalogue/gaps.png").read_bytes()
+
+
 def test_no_file_speaks_of_one_machine() -> None:
     looked_at, found = 0, []
     for path in ROOT.rglob("*"):
