@@ -173,7 +173,7 @@ def test_text_is_escaped_and_the_picture_is_named() -> None:
 def test_long_names_are_cut_to_their_room_and_told_whole() -> None:
     svg = lines(["1"], ShareSeries("a name that is far too long", [0.5], "red"))
     (label,) = (text for text in svg.iter("text") if "…" in said(text))
-    assert label.text == "a name that is …" and said(label.find("title")) == "a name that is far too long"
+    assert label.text == "a name that is…" and said(label.find("title")) == "a name that is far too long"
 
 
 def test_names_that_do_not_fit_side_by_side_take_turns() -> None:

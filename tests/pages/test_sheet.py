@@ -86,7 +86,9 @@ def test_the_sheet_shows_query_and_hits_in_order() -> None:
     assert all_said(page, "p", "lead") == ["4 hits, best first · 4 items searched"]
     assert not {"b", "dogs", "snow", "script"} & {one.tag for one in page.iter()}
     names = ["<b>dogs.jpg trip", "note", "both words below", "gone.jpg"]
-    assert all_said(page, "div", "foot") == names and all_said(page, "span", "rank") == ["1", "2", "3", "4"]
+    feet = zip(all_said(page, "span", "score"), names, strict=True)
+    assert all_said(page, "div", "foot") == [" ".join(parts) for parts in feet]
+    assert all_said(page, "span", "rank") == ["1", "2", "3", "4"]
     assert all_said(page, "p", "words") == [
         "two <dogs> & a cat",
         "Nothing to show: the picture cannot be read, or its source is not known.",

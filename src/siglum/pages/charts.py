@@ -13,11 +13,11 @@ from typing import ClassVar
 
 from siglum.types import SiglumError
 
-WIDTH, LEFT, TOP, BOTTOM = 360, 40, 14, 210
+WIDTH, LEFT, TOP, BOTTOM = 360, 46, 14, 210
 """Units of the pictures; as wide as a phone shows, so that their text can be read there."""
 BARS_RIGHT, LINES_RIGHT = 356, 234
 """Right edge of the frame; lines leave room for their labels."""
-LABEL_GAP, LETTER, MOST_LETTERS = 15, 6.6, 16
+LABEL_GAP, LETTER, MOST_LETTERS = 15, 6.6, 15
 """Units from label to label and of a letter on a phone, and letters of a label."""
 MOST_BAR = 30
 CLOSE, FINE, STEPS = 25, 10, 5
