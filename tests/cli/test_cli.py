@@ -290,6 +290,16 @@ class Terminal:
         pass
 
 
+@pytest.mark.parametrize("args", [["--help"], ["search", "--help"], ["info", "RUN"]])
+def test_a_reader_that_leaves_early_is_no_error_worth_words(run_copy: Path, args: list[str]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    words = [sys.executable, "-m", "siglum", *(str(run_copy) if arg == "RUN" else arg for arg in args)]
+    done = subprocess.run(words, stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
 def test_progress_on_a_terminal_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bar of rich's that is drawn in place, holds what it is told last, and is gone when all is done."""
     terminal = Terminal()

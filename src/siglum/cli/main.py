@@ -63,7 +63,27 @@ def module_of(verb: str) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one verb and return its exit code: 0 done, 1 the user can mend it, 2 wrong usage."""
-    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _main(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        if not _reader_left():
+            raise
+        return 1
+    return code
+
+
+def _reader_left() -> bool:
+    """Return whether nobody reads stdout any more; what is not yet written is dropped, lest Python try at its end."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
+
+
+def _main(args: list[str]) -> int:
     if not args or args[0] in ("-h", "--help"):
         sys.stdout.write(HELP.format(verbs="\n".join(f"  {name:<12}{text}" for name, text in VERBS.items())))
         return 0

@@ -86,6 +86,8 @@ def call(command: type[C], run: Callable[[C], dict[str, Any]], verb: str, args: 
         _check_paths(parsed)
         with shown_if(True), _writing(parsed, verb):
             result = run(parsed)
+    except BrokenPipeError:
+        raise
     except (SiglumError, OSError) as error:
         sys.stderr.write(f"siglum {verb}: {_in_words(error)}\n")
         return 1
