@@ -76,6 +76,7 @@ def main(argv: list[str] | None = None) -> int:
 def _reader_left() -> bool:
     """Return whether nobody reads stdout any more; what is not yet written is dropped, lest Python try at its end."""
     try:
+        sys.stdout.write("\n")
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
