@@ -42,8 +42,8 @@ def main() -> None:
     rng, table = np.random.default_rng(0), []
     for level, walked in enumerate(walk(prefixes, scorers, query, [None] * index.levels)):
         shape = (len(query), prefixes.count[level])
-        oracle, spoken, near = (score.reshape(shape) for score in walked.score_SC)
-        found = mismatch_readings(oracle, spoken, near, prefixes.of_rows(level, rows), options.tau, rng)
+        oracle, log_prob, gain = (score.reshape(shape) for score in walked.score_SC)
+        found = mismatch_readings(oracle, log_prob, gain, prefixes.of_rows(level, rows), options.tau, rng)
         table.append({"level": level, "prefixes": shape[1], **{k: round(float(v.mean()), 3) for k, v in found.items()}})
     names = list(table[0])
     print("  ".join(names))

@@ -147,7 +147,7 @@ def tokenizer_steps(run: TokenizerTraining) -> dict[Side, Step]:
     """Return a step of the same training with and without distillation, each with its own graph or none."""
     config = run.config
     work, number = shuffled(len(run.pair_q), config.batch_size, run.device), count()
-    run.draw_picks(torch.Generator().manual_seed(0))
+    run.draw_revival_rows(torch.Generator().manual_seed(0))
 
     def step(share: float, graphed: GraphedStep[Any]) -> None:
         run.config = run.quantizer.config = replace(config, rank_weight=share * config.rank_weight)
@@ -176,8 +176,8 @@ def time_tokenizer(
         sides, fusion = tokenizer_steps(run), "learning" if learns else "fixed"
         found = time_sides(sides, seconds, device)
         pairs = min(own.batch_size, len(run.pair_q))
-        halved = learns and trains_in_bf16("fusion.precision", config.fusion.precision, device)
-        precision = "bf16" if halved else "fp32"  # of the fusion module; codes and losses are fp32 always
+        use_bf16 = learns and trains_in_bf16("fusion.precision", config.fusion.precision, device)
+        precision = "bf16" if use_bf16 else "fp32"  # of the fusion module; codes and losses are fp32 always
         for side, ms in found.items():
             facts = {"part": "tokenizer", "fusion": fusion, "distillation": side[0], "precision": precision}
             rows.append(row_of(ms, pairs, sides[side], device, **facts, graphs=side[1]))

@@ -19,13 +19,13 @@ COLOURS, THINGS = (
 )
 PLACES = ("in the garden", "on the roof", "by the sea", "at night", "in the snow", "in town", "far away")
 CORPUS = [f"a {colour} {thing} {place}" for colour in COLOURS for thing in THINGS for place in PLACES]
-ASKED = [f"where is the {colour} {thing} {place}?" for colour in COLOURS for thing in THINGS for place in PLACES]
+QUESTIONS = [f"where is the {colour} {thing} {place}?" for colour in COLOURS for thing in THINGS for place in PLACES]
 
 
 def load_model() -> SentenceTransformer:
     """Make a small model of random word vectors, in the place of SentenceTransformer("all-MiniLM-L6-v2")."""
     torch.manual_seed(0)
-    words = sorted({word for text in CORPUS + ASKED for word in text.replace("?", "").split()})
+    words = sorted({word for text in CORPUS + QUESTIONS for word in text.replace("?", "").split()})
     tokenizer = Tokenizer(models.WordLevel({word: row for row, word in enumerate(["[UNK]", *words])}, "[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     return SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=64), Normalize()], device="cpu")
@@ -38,21 +38,21 @@ def main(folder: Path) -> None:
     # corpus_embeddings = model.encode(corpus)
     # hits = util.semantic_search(model.encode(queries), corpus_embeddings, top_k=5)
     # print(hits[0][0]["corpus_id"], hits[0][0]["score"])
-    corpus, asked = model.encode(CORPUS), model.encode(ASKED)
+    corpus, asked = model.encode(CORPUS), model.encode(QUESTIONS)
     pairs = np.random.default_rng(0).permutation(len(CORPUS))[:250]  # questions whose answers are known
     config = siglum.recipe("pro", "tiny")
     siglum.fit(corpus, asked[pairs], pairs, item_ids=CORPUS, config=config, folder=folder / "run")
     model.save(str(folder / "model"))  # or its name on the hub
     retriever = siglum.Retriever.load(folder / "run", encoder=f"sentence:{folder / 'model'}")
-    hits = retriever.search(ASKED, k=5)
-    print(f"{ASKED[7]} -> {hits[7][0].item_id}, similarity {hits[7][0].similarity:.2f}")
+    hits = retriever.search(QUESTIONS, k=5)
+    print(f"{QUESTIONS[7]} -> {hits[7][0].item_id}, similarity {hits[7][0].similarity:.2f}")
 
     theirs = util.semantic_search(torch.from_numpy(asked), torch.from_numpy(corpus), top_k=5)
     unseen = np.setdiff1d(np.arange(len(CORPUS)), pairs)
     mine = np.mean([CORPUS[row] in [hit.item_id for hit in hits[row]] for row in unseen])
     other = np.mean([row in [hit["corpus_id"] for hit in theirs[row]] for row in unseen])
     print(f"{len(unseen)} questions never seen, answer among the first 5: {mine:.2f} (semantic_search: {other:.2f})")
-    assert mine > 0.8 and retriever.search(ASKED[7], k=1)[0].item_id == CORPUS[7]
+    assert mine > 0.8 and retriever.search(QUESTIONS[7], k=1)[0].item_id == CORPUS[7]
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def report(name: str, vocab: tuple[int, ...], vectors: Vectors, fusion: Fusion) 
     codes = tokenizer.quantizer.encode(item, torch.as_tensor(vectors.items.modality.astype(np.int64)))
     health, held_out = tokenizer_health(tokenizer.quantizer, item, codes), vectors.tasks[0]
     target_codes = codes[torch.as_tensor(np.concatenate(held_out.positives))]
-    survival = token_survival(query[held_out.query_rows], target_codes, tokenizer.codebooks(), BEAM, first=1)
+    survival = token_survival(query[held_out.query_rows], target_codes, tokenizer.codebooks(), BEAM, first_residual=1)
     print(f"\n{name}: {health.distinct:,} distinct codes for {health.items:,} items")
     print("  level  codewords  dead  error left  survival  chance")
     for level, (own, share) in enumerate(zip(health.levels[1:], survival, strict=True), 1):

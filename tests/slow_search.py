@@ -75,8 +75,8 @@ def fused_score(
     query_D: Tensor, decoder: CodeDecoder, codebooks: list[Tensor], omega: float, normalisation: str = "level"
 ) -> PrefixScore:
     """log P(p | q) + omega (|q|^2 - |q - x̂_p|^2): geometric score fusion, telescoped (eq. cdsb)."""
-    spoken, near = decoder_score(query_D, decoder, normalisation), geometry_score(query_D, codebooks)
-    return lambda prefix, siblings: spoken(prefix, siblings) + omega * near(prefix, siblings)
+    log_prob, gain = decoder_score(query_D, decoder, normalisation), geometry_score(query_D, codebooks)
+    return lambda prefix, siblings: log_prob(prefix, siblings) + omega * gain(prefix, siblings)
 
 
 def _reconstruct(codebooks: list[Tensor], prefix: Prefix) -> Tensor:

@@ -11,15 +11,17 @@ from importlib import import_module
 from inspect import ismodule, signature
 from itertools import groupby
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
 
 from siglum.cli.main import BENCHES, VERBS, module_of
-from siglum.config import RunConfig, diff
+from siglum.config import RunConfig, SearchConfig, diff
 from siglum.data.source import SOURCES
 from siglum.data.tasks import TASK_LABELS
 from siglum.index import Index
+from siglum.measure.ladder import CAUSES
 from siglum.recipes import RECIPES, SCALES, recipe
 from siglum.registry import ENCODERS, QUANTISERS, SCORERS
 
@@ -91,6 +93,38 @@ def leads_somewhere(name: str) -> bool:
     return True
 
 
+GLOSSARY = [cells(line) for line in (ROOT / "docs" / "concepts.md").read_text().split("## Glossary")[1].splitlines()]
+TERMS = {row[0]: row for row in GLOSSARY if len(row) == 4 and row[0] not in ("Term", "---")}
+
+
+@pytest.mark.parametrize("term", TERMS)
+def test_the_classes_and_settings_of_the_glossary_exist(term: str) -> None:
+    shown = re.findall(r"`(.+?)`", TERMS[term][3])
+    assert shown
+    for name in shown:
+        stage, _, field = name.partition(".")
+        if ":" in name:
+            test_every_name_of_the_paper_page_exists(name)
+        elif stage == "siglum":
+            assert leads_somewhere(name), name
+        else:
+            assert field in {f.name for f in fields(getattr(RunConfig(), stage))}, name
+
+
+def test_the_glossary_has_the_words_of_commands_and_results() -> None:
+    told = " ".join(f"{row[0]} {row[1]}" for row in TERMS.values())
+    words = {
+        *SCORERS.names(),
+        *get_args(get_type_hints(SearchConfig)["mode"]),
+        *CAUSES,
+        "dense",
+        "scan",
+        "residual",
+        "product",
+    }
+    assert [word for word in sorted(words) if not re.search(rf"\b{re.escape(word)}\b", told)] == []
+
+
 def test_the_paper_page_names_code_at_all() -> None:
     assert len(set(NAME.findall(PAPER))) > 60
 
@@ -155,6 +189,20 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
         if not goal.exists() or (anchor and goal.suffix == ".md" and anchor not in anchors(goal)):
             dead.append(target)
     assert dead == []
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=named)
+def test_the_site_has_every_page_and_what_it_links(page: Path) -> None:
+    """A site is made of docs/ alone, of the pages that its contents list."""
+    place = page.relative_to(ROOT / "docs").as_posix()
+    assert re.search(rf": {re.escape(place)}$", (ROOT / "mkdocs.yml").read_text(), re.M)
+    targets = re.findall(r"\]\(([^)\s:#]+)[^)]*\)", page.read_text())
+    assert [one for one in targets if not (page.parent / one).resolve().is_relative_to(ROOT / "docs")] == []
+
+
+def test_figures_shown_are_those_of_the_results() -> None:
+    shown = ROOT / "docs" / "img" / "catalogue-gaps.png"
+    assert shown.read_bytes() == (ROOT / "benchmarks/results/fashion/catalogue/gaps.png").read_bytes()
 
 
 def test_no_file_speaks_of_one_machine() -> None:

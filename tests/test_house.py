@@ -16,6 +16,7 @@ TREES = {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in FI
 SOURCE = {name: tree for name, tree in TREES.items() if name.startswith("src")}
 LINES, FUNCTION_LINES = 400, 50
 STAGE_FOLDER = re.compile(r"\b[1-6]-(vectors|tokenizer|decoder|index|runs|report)\b")
+TYPE_NAME = re.compile(r"[A-Z][a-z]\w*")
 ENGINES = ("FastSearch", "GraphSearch")
 
 
@@ -40,14 +41,18 @@ def test_no_function_is_long() -> None:
 
 
 def test_a_class_name_has_one_meaning() -> None:
-    """Private classes aside, and the `Command` that every verb's module has."""
-    places = defaultdict(list)
+    """Private classes and every verb's `Command` aside; a type alias has no class's name either."""
+    places, aliases = defaultdict(list), defaultdict(list)
     for name, tree in SOURCE.items():
         for node in nodes(tree, ast.ClassDef):
             if not node.name.startswith("_") and node.name != "Command":
                 places[node.name].append(name)
-    assert len(places) > 250
-    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+        for node in (one for one in tree.body if isinstance(one, ast.Assign)):
+            for target in (one.id for one in node.targets if isinstance(one, ast.Name)):
+                if TYPE_NAME.fullmatch(target):
+                    aliases[target].append(name)
+    assert len(places) > 250 and len(aliases) > 20
+    assert {name: found for name, found in places.items() if len(found + aliases[name]) > 1} == {}
 
 
 def test_stage_folders_are_named_in_one_place() -> None:

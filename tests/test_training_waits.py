@@ -107,7 +107,7 @@ def one_step(stage: str, run: Any) -> Callable[[], Any]:
     """Return a function that makes one step."""
     rows = torch.arange(min(48, len(run.pair_q)), device=run.device)
     if stage == "tokenizer":
-        run.picks = run.quantizer.draw_picks(len(rows), 10, torch.Generator().manual_seed(0))
+        run.revival_rows = run.quantizer.draw_revival_rows(len(rows), 10, torch.Generator().manual_seed(0))
     return (lambda: run.step(rows)) if stage in ("fusion", "query") else lambda: run.step(rows, 0)
 
 

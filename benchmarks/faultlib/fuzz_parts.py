@@ -81,7 +81,7 @@ def parts(base: Base, rng: Random, scratch: Path) -> tuple[str, list[Fault]]:
         else:
             given[name] = _spoilt(given[name], rng)
     if rng.random() < 0.3 and verb != "build_trie":
-        given["first"] = rng.choice(NUMBERS)
+        given["first_geometric" if verb == "fused_beam_search" else "first_residual"] = rng.choice(NUMBERS)
     if rng.random() < 0.2 and verb == "fused_beam_search":
         given[rng.choice(("omega", "within", "batch_size"))] = rng.choice((*NUMBERS, *ANYTHING))
     found, sentence, faults = attempt(lambda: getattr(siglum, verb)(**given), verb)

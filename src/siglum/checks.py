@@ -42,9 +42,9 @@ def verify(path: Path, checks: Mapping[str, Any]) -> None:
     size, wanted = _expected(path, checks)
     try:
         known = path.stat()
-        mark = (known.st_size, known.st_mtime_ns, known.st_ctime_ns, known.st_ino, size, tuple(wanted))
+        state = (known.st_size, known.st_mtime_ns, known.st_ctime_ns, known.st_ino, size, tuple(wanted))
         with _guard:
-            if _verified.get(name := str(path.resolve())) == mark:
+            if _verified.get(name := str(path.resolve())) == state:
                 return
     except OSError as error:
         raise _unreadable(path, error) from error
@@ -52,7 +52,7 @@ def verify(path: Path, checks: Mapping[str, Any]) -> None:
     # A file changed again within a tick of the clock keeps its time stamps: such a young one is read again next time.
     if time.time_ns() - known.st_ctime_ns > SETTLED:
         with _guard:
-            _verified[name] = mark
+            _verified[name] = state
 
 
 def verify_now(path: Path, checks: Mapping[str, Any]) -> None:

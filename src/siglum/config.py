@@ -311,7 +311,7 @@ def from_dict(kind: type[Any], values: dict[str, Any]) -> Any:
 NAMED = {"TokenizerConfig.kind": QUANTISERS, "SearchConfig.scorer": SCORERS}
 """Settings that name a registered part."""
 LATER = {TokenizerConfig: ("kind", "rank_teacher", "space_epochs", "refit")}
-"""Fields that runs made before do not have."""
+"""Fields that a `config.json` may lack."""
 LEAST = {
     **dict.fromkeys(("epochs", "lr", "weight_decay", "omega", "clip", "dropout", "warmup", "soft_targets"), 0.0),
     **dict.fromkeys(("prior", "null_queries", "input_dropout", "smoothing", "members", "space_epochs", "seed"), 0.0),

@@ -260,7 +260,7 @@ def read_stage(folder: Path) -> dict[str, Any]:
         raise SiglumError(f"{folder} has format {record['format']}, but this version reads format {FORMAT_VERSION}.")
     kinds: dict[str, type] = {"stage": str, "inputs": dict, "files": dict, "fingerprint": str}
     sound = all(isinstance(record[name], kind) for name, kind in kinds.items())
-    sound = sound and all(isinstance(mark, str) for mark in (*record["inputs"].values(), *record["files"].values()))
+    sound = sound and all(isinstance(value, str) for value in (*record["inputs"].values(), *record["files"].values()))
     if "checks" in record or "record" in record:
         sound = sound and isinstance(record.get("checks"), dict) and sealed(record) == record
     if not sound:

@@ -33,7 +33,7 @@ DECODERS = {
 }
 """Decoder presets at paper size: one soft token, 6 + 6 layers (paper); 30 soft tokens, 0 + 6 layers (GENIUS)."""
 Space = Literal["", "joint", "fixed"]
-Trained = TypeVar("Trained", FusionConfig, TokenizerConfig, QueryConfig, DecoderConfig)
+StageConfig = TypeVar("StageConfig", FusionConfig, TokenizerConfig, QueryConfig, DecoderConfig)
 UNIFORM = {"tiny": 32, "demo": 128, "small": 256, "paper": 4096, **dict.fromkeys(FROZEN, 128)}
 """Uniform vocabulary of `genius`: the paper's 4096 at paper scale; elsewhere the best on validation of equal bits per
 item, the schedule's largest size and, for frozen features of pictures, its smallest."""
@@ -60,7 +60,7 @@ def recipe_for(name: str, num_items: int, num_pairs: int, seed: int = 0) -> RunC
     )
 
 
-def _long_enough(config: Trained, num_pairs: int) -> Trained:
+def _long_enough(config: StageConfig, num_pairs: int) -> StageConfig:
     """Return the config with a batch of at most a fortieth of the pairs (but 64) and enough epochs."""
     batch = config.batch_size
     while batch > 64 and batch * 40 > num_pairs:

@@ -1,4 +1,4 @@
-"""Parts that can be had by name: those carried here, those registered by a decorator, those of entry points.
+"""Parts that can be had by name: those built in, those registered by a decorator, those of entry points.
 
 A package adds one by `[project.entry-points."siglum.encoders"]`, a script by `@ENCODERS.register("mine")`.
 """
@@ -16,23 +16,23 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Parts of one kind by name; what is carried is imported when it is asked for.
+    """Parts of one kind by name; what is built in is imported when it is asked for.
 
     >>> tools: Registry[type] = Registry("tool", {"fraction": "fractions:Fraction"})
     >>> tools["fraction"].__name__
     'Fraction'
     """
 
-    def __init__(self, kind: str, carried: Mapping[str, str] | None = None) -> None:
-        """Begin with what is carried, each as "module:attribute"; `kind` also names the entry points' group."""
-        self.kind, self._carried, self._own = kind, dict(carried or {}), dict[str, T]()
+    def __init__(self, kind: str, built_in: Mapping[str, str] | None = None) -> None:
+        """Begin with what is built in, each as "module:attribute"; `kind` also names the entry points' group."""
+        self.kind, self._built_in, self._own = kind, dict(built_in or {}), dict[str, T]()
 
     def register(self, name: str) -> Callable[[Any], Any]:
         """Return a decorator that registers what it decorates; another one of that name is refused."""
 
         def add(part: Any) -> Any:
             known = self._own.get(name)
-            if name in self._carried or (known is not None and getattr(known, "__qualname__", 0) != part.__qualname__):
+            if name in self._built_in or (known is not None and getattr(known, "__qualname__", 0) != part.__qualname__):
                 raise SiglumError(f"there is a {self.kind} {name!r} already; choose another name.")
             self._own[name] = part
             return part
@@ -45,11 +45,11 @@ class Registry(Generic[T]):
 
     def names(self) -> list[str]:
         """Return all names that are known now."""
-        return list(dict.fromkeys([*self._carried, *self._own, *(point.name for point in self._points())]))
+        return list(dict.fromkeys([*self._built_in, *self._own, *(point.name for point in self._points())]))
 
     def __contains__(self, name: object) -> bool:
         # Entry points are looked up last: that reads the records of all installed packages.
-        return name in self._carried or name in self._own or name in self.names()
+        return name in self._built_in or name in self._own or name in self.names()
 
     def checked(self, setting: str, name: Any) -> str:
         """Return the value of a setting if it is a known name, else raise and name those there are."""
@@ -60,7 +60,7 @@ class Registry(Generic[T]):
         """Return the part of this name, importing what holds it; an unknown name is refused with those there are."""
         if name in self._own:
             return self._own[name]
-        where = self._carried.get(name)
+        where = self._built_in.get(name)
         if where is not None:
             module, _, attribute = where.partition(":")
             return getattr(import_module(module), attribute)  # type: ignore[no-any-return]

@@ -34,10 +34,10 @@ def write_root_json(root: Path, name: str, value: Any) -> None:
     """Write a file of a run that belongs to no stage; a kill at any point leaves a run that opens."""
     checks, before = _accepted(root, name)
     text = json_text(value)
-    mark = _mark(text.encode())
-    write_json(root / CHECKS_FILE, {**checks, name: [*before, mark]})
+    fingerprint = _fingerprint(text.encode())
+    write_json(root / CHECKS_FILE, {**checks, name: [*before, fingerprint]})
     write_text(root / name, text)
-    write_json(root / CHECKS_FILE, {**checks, name: [mark]})
+    write_json(root / CHECKS_FILE, {**checks, name: [fingerprint]})
 
 
 def remove_root_json(root: Path, name: str) -> None:
@@ -47,7 +47,7 @@ def remove_root_json(root: Path, name: str) -> None:
         write_json(root / CHECKS_FILE, {**checks, name: [*before, ABSENT]})
         (root / name).unlink(missing_ok=True)
         sync_folder(root)
-        write_json(root / CHECKS_FILE, {known: marks for known, marks in checks.items() if known != name})
+        write_json(root / CHECKS_FILE, {known: fingerprints for known, fingerprints in checks.items() if known != name})
 
 
 def _accepted(root: Path, name: str) -> tuple[dict[str, list[str]], list[str]]:
@@ -68,7 +68,7 @@ def read_root_json(root: Path, name: str, *keys: str) -> dict[str, Any]:
         content, checks = read_bytes(root / name), _root_checks(root)
         if checks is None:
             warn_unchecked(root)
-        if checks is None or _mark(content) in checks.get(name, []):
+        if checks is None or _fingerprint(content) in checks.get(name, []):
             return as_record(root / name, parse_json(root / name, content), *keys)
     raise SiglumError(
         f"{root / name} was changed by hand or damaged; put it back, or accept it as it is with"
@@ -112,11 +112,11 @@ def _root_checks(root: Path) -> dict[str, list[str]] | None:
         checks = read_record(root / CHECKS_FILE)
     except SiglumError as error:
         raise SiglumError(f"{str(error).rstrip('.')}; put it back, or {wrong}") from error
-    if not all(isinstance(marks, list) for marks in checks.values()):
+    if not all(isinstance(fingerprints, list) for fingerprints in checks.values()):
         raise SiglumError(f"{root / CHECKS_FILE} was changed by hand or damaged; put it back, or {wrong}")
     return checks
 
 
-def _mark(content: bytes) -> str:
+def _fingerprint(content: bytes) -> str:
     """Return what `file_fingerprint` gives of a file with this content."""
     return hashlib.blake2b(content, digest_size=8).hexdigest()

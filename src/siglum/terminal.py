@@ -6,43 +6,52 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from siglum.log import Tick, reporting
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 PAUSE = 0.2
 """Seconds between two words on a terminal; elsewhere fifty times as many."""
 
 
 class ConsoleProgress:
-    """One line on a terminal, rewritten in place; elsewhere a line every ten seconds."""
+    """One bar on a terminal; elsewhere a line every ten seconds."""
 
     def __init__(self, terminal: bool | None = None) -> None:
         self.terminal = sys.stderr.isatty() if terminal is None else terminal
         self.last = time.perf_counter()
-        self.open = False
+        self.bar: Progress | None = None
 
     def __call__(self, tick: Tick) -> None:
         """Show how far the work is, its rate and the time left."""
         now, done = time.perf_counter(), tick.done >= tick.total > 0
         pause = PAUSE if self.terminal else 50 * PAUSE
-        if now - self.last < pause and not (done and self.open):
+        if now - self.last < pause and not (done and self.bar):
             return
         self.last = now
-        share = f"{100 * tick.done / tick.total:3.0f} %  " if tick.total else ""
         left = f"  {_clock(tick.left)} left" if tick.total and not done else ""
-        line = f"{tick.label}  {share}{tick.rate:,.1f} {tick.unit}/s{left}"
+        speed = f"{tick.rate:,.1f} {tick.unit}/s{left}"
         if self.terminal:
-            sys.stderr.write(f"\r\x1b[2K{line}")
-            sys.stderr.flush()
-            self.open = True
+            self._draw(tick, speed)
         else:
-            sys.stderr.write(f"{line}\n")
+            share = f"{100 * tick.done / tick.total:3.0f} %  " if tick.total else ""
+            sys.stderr.write(f"{tick.label}  {share}{speed}\n")
+
+    def _draw(self, tick: Tick, speed: str) -> None:
+        self.bar = self.bar or _new_bar()
+        self.bar.tasks[0].total = tick.total or None
+        self.bar.update(self.bar.task_ids[0], description=tick.label, completed=tick.done, speed=speed)
+        self.bar.start()
+        self.bar.refresh()
 
     def close(self) -> None:
-        """Clear the line."""
-        if self.open:
-            sys.stderr.write("\r\x1b[2K")
-            self.open = False
+        """Take the bar away."""
+        if self.bar:
+            self.bar.stop()
+            self.bar = None
 
 
 @contextmanager
@@ -57,6 +66,29 @@ def shown_if(asked: bool) -> Iterator[None]:
             yield
     finally:
         reporter.close()
+
+
+def _new_bar() -> Progress:
+    """Return a bar with one task, which every work takes in turn; it is drawn when told to, not by a thread."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(30),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[speed]}", markup=False),
+    )
+    bar = Progress(
+        *columns,
+        console=Console(stderr=True),
+        transient=True,
+        auto_refresh=False,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+    bar.add_task("", speed="")
+    return bar
 
 
 def _clock(seconds: float) -> str:

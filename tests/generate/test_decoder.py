@@ -93,7 +93,7 @@ def test_selected_rows_equal_teacher_forcing(soft_tokens: int, data: st.DataObje
         unread = torch.zeros(len(prefix), len(SIZES) - level, dtype=torch.long)
         with torch.no_grad():
             joint = decoder.joint_logits(query[state.query_R], torch.cat([prefix, unread], 1))[:, level]
-        mine = slice(int(decoder.first_L[level]), int(decoder.first_L[level]) + size)
+        mine = slice(int(decoder.token_offset_L[level]), int(decoder.token_offset_L[level]) + size)
         close(decoder.level_logits(hidden, level), joint[:, mine])
         close(decoder.joint_log_softmax(hidden, level), joint.log_softmax(-1)[:, mine])
         rows = st.lists(st.tuples(st.integers(0, len(prefix) - 1), st.integers(0, size - 1)), min_size=1, max_size=6)

@@ -108,7 +108,7 @@ def test_every_step_agrees(soft_tokens: int) -> None:
     query, codes = inputs(config)
     expected = their_logits(ours, theirs, query, codes)
     state = ours.start(query)
-    for level, first in enumerate(ours.first_L.tolist()):
+    for level, first in enumerate(ours.token_offset_L.tolist()):
         hidden = ours.step(state, codes[:, level - 1] if level else None, level)
         mine = slice(first, first + SIZES[level])
         torch.testing.assert_close(ours.level_logits(hidden, level), expected[:, level, mine], atol=1e-5, rtol=1e-5)

@@ -90,7 +90,7 @@ def test_a_scorer_adds_its_rungs() -> None:
         ({"query_QD": torch.zeros(4, DIM + 1)}, "queries of as many numbers"),
         ({"codebooks": [torch.zeros(4, 3)]}, r"codebooks \[\(4, 3\)\]"),
         ({"target_Q": torch.full((40,), ITEMS)}, "targets are rows of the 200 items"),
-        ({"first": 3}, "first residual level being 3"),
+        ({"first_residual": 3}, "first residual level being 3"),
     ],
 )
 def test_what_does_not_fit_is_refused(change: dict[str, Any], words: str) -> None:

@@ -147,7 +147,7 @@ def test_a_prefix_tells_its_parent_and_items_under_it(make_system) -> None:
             assert {int(name[1:]) for name in prefix.examples} <= set(under)
     assert all(level.target.examples[0] == "x3" for level in levels)
     assert {prefix.parent for prefix in levels[0].best} == {0}
-    assert [level.level for level in followed(system, "geometry", 3, 4, first=1)] == [0, 1, 2, 3]
+    assert [level.level for level in followed(system, "geometry", 3, 4, first_residual=1)] == [0, 1, 2, 3]
 
 
 def test_the_sentences_say_where_and_why(make_system) -> None:
@@ -174,7 +174,7 @@ def test_the_sentences_say_where_and_why(make_system) -> None:
 def test_a_lost_tie_is_called_one() -> None:
     index = Index.build(["a", "b"], np.array([[0, 0], [1, 0]]), (2, 1), "tok")
     scorer = OracleScorer([torch.zeros(2, 3), torch.zeros(1, 3)])
-    levels = follow(scorer, index, torch.ones(1, 3), 1, beam=1, first=1)
+    levels = follow(scorer, index, torch.ones(1, 3), 1, beam=1, first_residual=1)
     first, second, third = tell(explained(levels, "b", beam=1))
     assert first == "b falls at the modality token: its prefix ranks 2 of 2, and the beam keeps 1."
     assert second == "It ties with the last one kept, and of equal scores the smaller code stays."
@@ -227,13 +227,13 @@ def test_a_run_is_explained_as_it_searches(world_run) -> None:
 @pytest.fixture
 def fallen(make_system) -> Explanation:
     system = make_system(0)
-    every = (explained(followed(system, "fused", item, 3, first=1), f"x{item}") for item in range(24))
+    every = (explained(followed(system, "fused", item, 3, first_residual=1), f"x{item}") for item in range(24))
     return next(one for one in every if one.fall is not None and one.fall is not one.levels[-1])
 
 
 @given(seed=SEEDS, beam=st.integers(1, 12), target=st.integers(0, 59))
 def test_only_levels_below_a_prefix_of_one_item_are_folded(make_system, seed: int, beam: int, target: int) -> None:
-    one = explained(followed(make_system(seed, items=60), "fused", target, beam, first=1), f"x{target}", beam)
+    one = explained(followed(make_system(seed, items=60), "fused", target, beam, first_residual=1), f"x{target}", beam)
     groups = fold_tail(one)
     assert [level for group in groups for level in group] == list(one.levels)
     told = [group[-1] for group in groups]
@@ -246,7 +246,7 @@ def test_only_levels_below_a_prefix_of_one_item_are_folded(make_system, seed: in
 
 
 def test_folded_levels_are_named_by_their_ends(make_system) -> None:
-    levels = followed(make_system(0), "fused", 3, 4, first=1)
+    levels = followed(make_system(0), "fused", 3, 4, first_residual=1)
     assert (name_group(levels[:1]), name_group(levels[:3]), name_group(levels[2:3])) == ("M", "M–2", "2")
 
 
@@ -259,7 +259,7 @@ def page_of(*given: Any) -> Element:
 def test_the_tree_has_a_box_for_every_prefix_told_and_keeps_within_its_width(
     make_system, seed: int, beam: int, target: int
 ) -> None:
-    one = explained(followed(make_system(seed, items=60), "fused", target, beam, first=1), f"x{target}", beam)
+    one = explained(followed(make_system(seed, items=60), "fused", target, beam, first_residual=1), f"x{target}", beam)
     page, groups = page_of(one, Query(id="q"), {}, "run"), fold_tail(one)
     svg = page.find(".//figure/svg")
     assert svg is not None

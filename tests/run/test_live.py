@@ -293,10 +293,10 @@ def test_where_items_are_is_listed_when_opened(tmp_path: Path, monkeypatch: pyte
     pool, _ = begin(tmp_path)
     with LiveIndex(tmp_path) as live:
         with monkeypatch.context() as patch:
-            patch.setattr(Index, "_rows_by_position", None)
+            patch.setattr("siglum.index.index.chunks", None)
             remove(live, pool, ["item 3"])
         live.compact(whole=True)
-        monkeypatch.setattr(Index, "_rows_by_position", None)
+        monkeypatch.setattr("siglum.index.index.chunks", None)
         remove(live, pool, ["item 4"])
     monkeypatch.undo()
     assert_same(open_index(tmp_path).index, pool.index())

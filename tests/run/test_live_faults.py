@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 from index_pools import assert_same
 from live_pools import add, begin, fill_disk
 from siglum.run import live as live_module
-from siglum.run.generations import open_index
+from siglum.run.generations import open_index, save_segment
 from siglum.run.live import LiveIndex
 from siglum.types import SiglumError
 
@@ -72,7 +74,7 @@ def test_an_interrupt_while_writing_leaves_a_whole_log(
 
                 patch.setattr(live_module.JournalWriter, "append", interrupted)
             else:
-                write = live_module.JournalWriter.append.__globals__["os"].write
+                write = os.write
 
                 def torn(handle: int, content: memoryview) -> int:
                     write(handle, content)
@@ -94,17 +96,26 @@ def test_an_interrupt_while_writing_leaves_a_whole_log(
 def test_a_sync_does_not_hide_that_a_log_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begin(tmp_path)
     with LiveIndex(tmp_path) as live:
-        real = live_module.JournalWriter.sync
+        live.add(["first"], np.zeros((1, 3), int))
+        append, sync = live_module.JournalWriter.append, live_module.JournalWriter.sync
+
+        def interrupted(self: live_module.JournalWriter, content: bytes) -> int:
+            append(self, content)
+            raise KeyboardInterrupt
 
         def meanwhile(self: live_module.JournalWriter, end: int) -> None:
-            live._failed = "broken by another thread"
-            real(self, end)
+            """Break the log, as another thread may while this one syncs."""
+            with monkeypatch.context() as patch:
+                patch.setattr(live_module.JournalWriter, "append", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    live.add(["other"], np.zeros((1, 3), int))
+            sync(self, end)
 
         monkeypatch.setattr(live_module.JournalWriter, "sync", meanwhile)
-        with pytest.raises(SiglumError, match="broken by another thread"):
+        with pytest.raises(SiglumError, match="half a change"):
             live.add(["a"], np.zeros((1, 3), int))
         monkeypatch.undo()
-        with pytest.raises(SiglumError, match="broken by another thread"):
+        with pytest.raises(SiglumError, match="half a change"):
             live.add(["b"], np.zeros((1, 3), int))
 
 
@@ -129,8 +140,9 @@ def test_compaction_that_fails_is_not_tried_at_every_change(tmp_path: Path, monk
     with LiveIndex(tmp_path, background=True) as live:
         for _ in range(60):
             add(live, pool, rng, 1)
-            if live._worker is not None:
-                live._worker.join()
+            for thread in threading.enumerate():
+                if thread.name == "siglum compaction":
+                    thread.join()
         assert 2 <= len(tries) <= 6
         assert_same(live.index, pool.index())
     assert not list(tmp_path.glob(".segment*"))
@@ -141,19 +153,26 @@ def test_compaction_that_fails_is_not_tried_at_every_change(tmp_path: Path, monk
     assert_same(open_index(tmp_path).index, pool.index())
 
 
-def test_a_compaction_left_behind_by_a_kill_changes_nothing(tmp_path: Path) -> None:
+def test_a_compaction_left_behind_by_a_kill_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pool, rng = begin(tmp_path)
+    begun: list[int] = []
+
+    def killed(folder: Path, log: int, name: str, whole: bool) -> tuple[str, ...]:
+        begun.append(log)
+        raise KeyboardInterrupt
+
     with LiveIndex(tmp_path) as live:
         add(live, pool, rng, 2)
-        number = live._rotate()
-        late = live_module.write_compacted.__globals__["open_index"](tmp_path, upto=number)
+        monkeypatch.setattr(live_module, "write_compacted", killed)
+        with pytest.raises(KeyboardInterrupt):
+            live.compact()
+        monkeypatch.undo()
+        late = open_index(tmp_path, upto=begun[0])
     with LiveIndex(tmp_path) as live:
         add(live, pool, rng, 2)
         live.compact()
         wanted = {path: path.read_bytes() for path in sorted(tmp_path.rglob("*")) if path.is_file()}
-        live_module.write_compacted.__globals__["save_segment"](
-            tmp_path / ".segment-000002.1-2.tmp", late.index, None, whole=True
-        )
+        save_segment(tmp_path / ".segment-000002.1-2.tmp", late.index, None, whole=True)
         assert all(path.read_bytes() == content for path, content in wanted.items())
     assert_same(open_index(tmp_path).index, pool.index())
     with LiveIndex(tmp_path):

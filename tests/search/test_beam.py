@@ -45,15 +45,15 @@ def assert_same(found: Ranking, wanted: Ranking) -> None:
 def test_a_beam_as_wide_as_the_corpus_scores_every_item(make_system, seed: int, omega: float, kind: str) -> None:
     system = make_system(seed)
     rebuilt = system.reconstructions()
-    near, inner = 2 * system.query @ rebuilt.T - rebuilt.square().sum(1), system.query @ rebuilt.T
+    gain, inner = 2 * system.query @ rebuilt.T - rebuilt.square().sum(1), system.query @ rebuilt.T
     if kind == "oracle":
         scorer, wanted = OracleScorer(system.codebooks), inner
     elif kind == "geometry":
-        scorer, wanted = GeometryScorer(system.codebooks), near
+        scorer, wanted = GeometryScorer(system.codebooks), gain
     elif kind == "decoder":
         scorer, wanted = DecoderScorer(system.decoder), system.log_probability()
     else:
-        scorer, wanted = fused(system, omega), system.log_probability() + omega * near
+        scorer, wanted = fused(system, omega), system.log_probability() + omega * gain
     num = len(system.index)
     for ranking, scores in zip(
         search_items(scorer, system.index, system.query, beam=num, k=num), wanted.numpy(), strict=True
@@ -66,9 +66,9 @@ def test_a_beam_as_wide_as_the_corpus_scores_every_item(make_system, seed: int, 
 @given(seed=SEEDS, omega=OMEGAS, beam=st.integers(1, 8))
 def test_fused_scores_telescope(make_system, seed: int, omega: float, beam: int) -> None:
     system = make_system(seed)
-    rebuilt, spoken = system.reconstructions(), system.log_probability()
-    near = 2 * system.query @ rebuilt.T - rebuilt.square().sum(1)
-    wanted = (spoken + omega * near).numpy()
+    rebuilt, log_prob = system.reconstructions(), system.log_probability()
+    gain = 2 * system.query @ rebuilt.T - rebuilt.square().sum(1)
+    wanted = (log_prob + omega * gain).numpy()
     rankings = search_items(fused(system, omega), system.index, system.query, beam=beam, k=99)
     for ranking, scores in zip(rankings, wanted, strict=True):
         assert len(ranking) >= 1
@@ -170,11 +170,11 @@ def test_items_of_one_leaf_stand_in_pool_order_or_by_similarity() -> None:
     plain = search_items(OracleScorer(books), index, query[:1], beam=4, k=9)[0]
     assert plain.position.tolist() == [0, 2, 3, 1]
     item = torch.tensor([[0.1, 0.3], [9.0, 9.0], [0.3, 0.2], [0.2, 0.3]])
-    near = search_items(OracleScorer(books), index, query, beam=4, k=9, item_ND=item)
-    assert near[0].position.tolist() == [2, 3, 0, 1]
+    found = search_items(OracleScorer(books), index, query, beam=4, k=9, item_ND=item)
+    assert found[0].position.tolist() == [2, 3, 0, 1]
     # The second query is at right angles to all codewords: leaves in code order, then similarity, then pool order.
-    assert near[1].position.tolist() == [1, 0, 3, 2]
-    for ranking in near:
+    assert found[1].position.tolist() == [1, 0, 3, 2]
+    for ranking in found:
         assert index.order[ranking.row].tolist() == ranking.position.tolist()
     cut = search_items(OracleScorer(books), index, query[:1], beam=4, k=2, item_ND=item)[0]
     assert cut.position.tolist() == [2, 3]

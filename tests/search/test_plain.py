@@ -37,9 +37,9 @@ def log_probs(query_RD: Tensor, prefix_RL: Tensor) -> Tensor:
 def slow_score(query: Tensor, books: list[Tensor], omega: float) -> Any:
     def score(prefix: tuple[int, ...], _: list[tuple[int, ...]]) -> float:
         path = torch.tensor(prefix)
-        spoken = sum(float(log_probs(query[None], path[None, :at])[0, path[at]]) for at in range(len(path)))
+        log_prob = sum(float(log_probs(query[None], path[None, :at])[0, path[at]]) for at in range(len(path)))
         left = query - torch.stack([books[at][code] for at, code in enumerate(path)]).sum(0)
-        return spoken + omega * float(query.square().sum() - left.square().sum())
+        return log_prob + omega * float(query.square().sum() - left.square().sum())
 
     return score
 
@@ -110,7 +110,7 @@ def test_scorers_codebooks_and_encoded_queries_go_together() -> None:
         ({"query": [[0.0] * DIM]}, r"queries must be a tensor \(Q, D\) of numbers"),
         ({"query": torch.zeros(DIM)}, r"queries must be a tensor \(Q, D\) of numbers, not \(\d,\)"),
         ({"omega": "1"}, "omega is a weight of 0 or more, not '1'"),
-        ({"first": -1}, "first must be a whole number of at least 0"),
+        ({"first_geometric": -1}, "first_geometric must be a whole number of at least 0"),
         ({"batch_size": 0}, "the batch size must be a whole number"),
         ({"codebooks": torch.zeros(3, 3, DIM)}, "codebooks are a list of tensors"),
         ({"codebooks": [3]}, r"the codebook of level 0 must be a tensor \(V, D\) of numbers, not 3"),

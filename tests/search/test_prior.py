@@ -115,10 +115,10 @@ def test_build_scorer_adds_the_prior_where_the_decoder_speaks(make_system) -> No
     def build(**fields: object) -> Scorer:
         return build_scorer(SearchConfig(**fields), system.codebooks, system.decoder)
 
-    spoken, prior = DecoderScorer(system.decoder), PriorScorer(system.decoder, 0.5)
-    assert build(prior=0.5, omega=4.0).parts == [spoken, prior, GeometryScorer(system.codebooks, 4.0)]
-    assert build(scorer="decoder", prior=0.5).parts == [spoken, prior]
-    assert build(scorer="decoder", prior=0.0) == spoken
+    decoder, prior = DecoderScorer(system.decoder), PriorScorer(system.decoder, 0.5)
+    assert build(prior=0.5, omega=4.0).parts == [decoder, prior, GeometryScorer(system.codebooks, 4.0)]
+    assert build(scorer="decoder", prior=0.5).parts == [decoder, prior]
+    assert build(scorer="decoder", prior=0.0) == decoder
     assert isinstance(build(scorer="geometry", prior=0.5), GeometryScorer)
 
 

@@ -34,15 +34,15 @@ def test_only_legal_prefixes_are_scored_with_their_siblings() -> None:
 @given(seed=st.integers(0, 1000))
 def test_scores_of_whole_codes(make_system, seed: int) -> None:
     system = make_system(seed, items=6, queries=1)
-    query, rebuilt, spoken = system.query[0], system.reconstructions(), system.log_probability()[0]
+    query, rebuilt, log_prob = system.query[0], system.reconstructions(), system.log_probability()[0]
     for place, row in enumerate(system.codes.tolist()):
         code, distance = tuple(row), float((query - rebuilt[place]).square().sum())
         assert oracle_score(query, system.codebooks)(code, []) == pytest.approx(float(query @ rebuilt[place]), abs=1e-5)
-        near = geometry_score(query, system.codebooks)(code, [])
-        assert near == pytest.approx(float(query @ query) - distance, abs=1e-5)
-        assert decoder_score(query, system.decoder)(code, [code]) == pytest.approx(float(spoken[place]), abs=1e-4)
+        gain = geometry_score(query, system.codebooks)(code, [])
+        assert gain == pytest.approx(float(query @ query) - distance, abs=1e-5)
+        assert decoder_score(query, system.decoder)(code, [code]) == pytest.approx(float(log_prob[place]), abs=1e-4)
         both = fused_score(query, system.decoder, system.codebooks, 7.0)(code, [code])
-        assert both == pytest.approx(float(spoken[place]) + 7.0 * near, abs=1e-4)
+        assert both == pytest.approx(float(log_prob[place]) + 7.0 * gain, abs=1e-4)
 
 
 @pytest.mark.parametrize("normalisation", ["level", "joint", "children"])

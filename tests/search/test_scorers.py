@@ -66,7 +66,7 @@ def test_omega_weighs_the_geometry(make_system, omega: float) -> None:
 
 def test_levels_before_the_first_add_nothing(make_system) -> None:
     system, codes = make_system(0), torch.as_tensor(make_system(0).codes[:3])
-    late = along(GeometryScorer(system.codebooks, first=2), system.query, codes)
+    late = along(GeometryScorer(system.codebooks, first_geometric=2), system.query, codes)
     assert not late[:, :2].any()
     close(late[:, 2:], along(GeometryScorer(system.codebooks), system.query, codes)[:, 2:])
 
@@ -127,10 +127,10 @@ def test_build_scorer_gives_what_the_config_names(make_system) -> None:
     system = make_system(0)
 
     def build(**fields: object) -> Scorer:
-        return build_scorer(SearchConfig(**fields), system.codebooks, system.decoder, first=1)
+        return build_scorer(SearchConfig(**fields), system.codebooks, system.decoder, first_geometric=1)
 
     assert isinstance(build(scorer="oracle"), OracleScorer)
-    assert build(scorer="geometry", omega=9.0) == GeometryScorer(system.codebooks, first=1)
+    assert build(scorer="geometry", omega=9.0) == GeometryScorer(system.codebooks, first_geometric=1)
     assert build(scorer="decoder", normalisation="joint") == DecoderScorer(system.decoder, "joint")
     both = build(omega=4.0, zscore=True, normalisation="children")
     assert both.parts == [DecoderScorer(system.decoder, "children"), GeometryScorer(system.codebooks, 4.0, True, 1)]

@@ -53,7 +53,8 @@ def test_a_beam_of_one_is_the_greedy_rule(seed: int, modality: str) -> None:
     quantizer, (vectors, kinds) = random_quantizer(seed, 1, (4, 5, 6), modality=modality), rows(20, seed)
     greedy = quantizer.assign(vectors, kinds)[0]
     assert torch.equal(quantizer.encode(vectors, kinds), greedy)
-    assert torch.equal(quantizer._search(vectors, kinds), greedy), "and so is the search of width one"
+    one, (vectors, kinds) = random_quantizer(seed, 3, (6,), modality=modality), rows(20, seed)
+    assert torch.equal(one.encode(vectors, kinds), one.assign(vectors, kinds)[0]), "at one level any beam is greedy"
 
 
 @given(st.integers(0, 1000), MODALITIES)

@@ -25,7 +25,7 @@ def batch() -> dict[str, Tensor]:
 def test_every_query_asks_for_its_own_target() -> None:
     told = {"positive_Q": torch.arange(6), "repeat_N": torch.zeros(6, dtype=torch.bool)}
     config = siglum.TokenizerConfig()
-    wanted = siglum.prefix_ranking_loss(**batch(), **told, config=config, first=0)
+    wanted = siglum.prefix_ranking_loss(**batch(), **told, config=config, first_residual=0)
     assert float(siglum.prefix_ranking_loss(**batch())) == float(wanted) > 0
 
 
@@ -45,7 +45,7 @@ def test_a_batch_whose_parts_do_not_fit_is_refused(name: str) -> None:
         ({"partial_NTD": torch.zeros(6, 4)}, r"partial sums must be a tensor \(N, T, D\)"),
         ({"codes_NT": torch.zeros(6, 3)}, r"codes must be a tensor \(N, T\) of whole numbers, not \(6, 3\)"),
         ({"positive_Q": [0] * 6}, r"positives must be a tensor \(Q\) of whole numbers"),
-        ({"first": "1"}, "first must be a whole number"),
+        ({"first_residual": "1"}, "first_residual must be a whole number"),
     ],
 )
 def test_what_is_no_batch_is_refused(change: dict[str, Any], words: str) -> None:

@@ -73,21 +73,21 @@ def test_sub_spaces_are_orthogonal_and_partial_sums_telescope(seed: int, modalit
     quantizer = fitted(config, seed)
     vectors, kinds = data(seed + 1)
     codes = quantizer.encode(vectors, kinds)
-    books = list(quantizer.codebooks)[quantizer.first :]
+    books = list(quantizer.codebooks)[quantizer.first_residual :]
     for one, book in enumerate(books):
         for other in books[one + 1 :]:
             assert (book @ other.T).abs().max() < 1e-3
     partial = quantizer.partial_sums(codes)
     torch.testing.assert_close(partial[:, -1], quantizer.decode(codes))
     whole, words = vectors, quantizer.codewords(codes)
-    if quantizer.first:
+    if quantizer.first_residual:
         whole = vectors - words[:, 0]
-    gain = (2 * whole[:, None] * words - words.square()).sum(-1)[:, quantizer.first :].sum(1)
+    gain = (2 * whole[:, None] * words - words.square()).sum(-1)[:, quantizer.first_residual :].sum(1)
     drop = whole.square().sum(1) - (vectors - partial[:, -1]).square().sum(1)
     torch.testing.assert_close(gain, drop, atol=1e-3, rtol=1e-4)
     own = data(seed)
     error = (own[0][:, None] - quantizer.partial_sums(quantizer.encode(*own))).square().sum(-1).mean(0)
-    assert (error[quantizer.first :].diff() < 0).all(), "every level comes nearer"
+    assert (error[quantizer.first_residual :].diff() < 0).all(), "every level comes nearer"
     greedy = ResidualQuantizer(replace(config, kind="residual"), DIM)
     for own, book in zip(greedy.codebooks, quantizer.codebooks, strict=True):
         own.data.copy_(book)

@@ -18,21 +18,21 @@ def generator(seed: int) -> torch.Generator:
 
 @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=40), min_size=1, max_size=8), st.integers(0, 99))
 def test_every_dead_code_takes_the_next_row(deaths: list[list[bool]], seed: int) -> None:
-    picks, drawn = RevivalRows(50, 400, generator(seed)), generator(seed)
+    revival_rows, drawn = RevivalRows(50, 400, generator(seed)), generator(seed)
     for dead in deaths:
-        rows = picks.take(torch.tensor(dead))
+        rows = revival_rows.take(torch.tensor(dead))
         assert rows.shape == (len(dead),)
         # The stream is the one that drawing as many as are dead, step by step, would have made.
         assert rows[torch.tensor(dead)].tolist() == torch.randint(50, (sum(dead),), generator=drawn).tolist()
-    assert int(picks.taken) == sum(map(sum, deaths))
+    assert int(revival_rows.taken) == sum(map(sum, deaths))
 
 
 def test_a_stream_that_ends_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST", 5)
-    picks = RevivalRows(1000, 400, generator(0))
-    taken = torch.cat([picks.take(torch.ones(4, dtype=torch.bool)) for _ in range(3)])
-    assert len(picks.row_M) == 5
-    assert taken.tolist() == (picks.row_M.tolist() * 3)[:12]
+    revival_rows = RevivalRows(1000, 400, generator(0))
+    taken = torch.cat([revival_rows.take(torch.ones(4, dtype=torch.bool)) for _ in range(3)])
+    assert len(revival_rows.row_M) == 5
+    assert taken.tolist() == (revival_rows.row_M.tolist() * 3)[:12]
 
 
 @pytest.mark.parametrize("absolute", [False, True])
@@ -45,8 +45,8 @@ def test_a_stream_is_long_enough_for_the_worst_epoch(absolute: bool, steps: int)
     for name, value in quantizer.named_buffers():
         if name.startswith("idle"):
             value.fill_(1e3)  # all have been idle for long
-    picks = quantizer.draw_picks(rows, steps, generator(0))
+    revival_rows = quantizer.draw_revival_rows(rows, steps, generator(0))
     for _ in range(steps):
-        quantizer.fit_step([torch.ones(rows, 3)] * 2, torch.zeros(rows, 2, dtype=torch.long), picks)
-    assert 32 <= int(picks.taken) <= len(picks.row_M)
-    assert len(picks.row_M) <= (36 * steps if absolute else 36 + 2 * (0.7 * rows * steps + 1))
+        quantizer.fit_step([torch.ones(rows, 3)] * 2, torch.zeros(rows, 2, dtype=torch.long), revival_rows)
+    assert 32 <= int(revival_rows.taken) <= len(revival_rows.row_M)
+    assert len(revival_rows.row_M) <= (36 * steps if absolute else 36 + 2 * (0.7 * rows * steps + 1))

@@ -32,9 +32,9 @@ def fit_step(
     quantizer: ResidualQuantizer, residuals: list[Tensor], codes: Tensor, draw: torch.Generator
 ) -> list[tuple[int, Tensor]]:
     """Make one step and return (level, revived codes) of the levels that have some."""
-    picks = quantizer.draw_picks(len(codes), 1, draw)
-    revived = quantizer.fit_step([residual.detach() for residual in residuals], codes, picks)
-    assert int(picks.taken) == sum(int(dead.sum()) for dead in revived.values())
+    revival_rows = quantizer.draw_revival_rows(len(codes), 1, draw)
+    revived = quantizer.fit_step([residual.detach() for residual in residuals], codes, revival_rows)
+    assert int(revival_rows.taken) == sum(int(dead.sum()) for dead in revived.values())
     return [(level, dead.nonzero()[:, 0]) for level, dead in revived.items() if dead.any()]
 
 
@@ -131,7 +131,7 @@ def test_the_modality_codeword_is_the_mean_of_its_vectors() -> None:
     quantizer = quantizer_of()
     wanted = torch.stack([vectors[kinds == kind].mean(0) for kind in range(3)])
     torch.testing.assert_close(quantizer.codebooks[0].detach(), wanted)
-    assert quantizer.first == 1
+    assert quantizer.first_residual == 1
     assert quantizer.sizes == (3, 8, 12, 16)
 
 
@@ -164,7 +164,7 @@ def test_a_learned_modality_is_the_nearest_of_three_and_finds_separate_kinds() -
 
 def test_without_modality_there_is_no_such_token() -> None:
     quantizer = quantizer_of("none")
-    assert quantizer.first == 0
+    assert quantizer.first_residual == 0
     assert quantizer.sizes == (8, 12, 16)
     assert torch.equal(quantizer.encode(data()[0]), quantizer.encode(*data()))
 
@@ -365,7 +365,7 @@ def test_the_starting_state_is_consistent() -> None:
 
 def test_counts_start_at_each_code_s_share_of_a_step() -> None:
     quantizer = ResidualQuantizer(TokenizerConfig(vocab=(8, 8)), DIM)
-    quantizer.fit(*data(), generator(), vectors_a_step=32)
+    quantizer.fit(*data(), generator(), vectors_per_step=32)
     for level, book in enumerate(quantizer.codebooks):
         count = getattr(quantizer, f"count_{level}")
         assert float(count.sum()) == pytest.approx(32, abs=len(book) * 32 / len(data()[0]))

@@ -165,7 +165,7 @@ def test_optimiser_moments_of_revived_codes_are_cleared(vectors: Vectors) -> Non
     slots = run.optimiser.state[book]
     kept = slots["exp_avg"].clone()
     assert float(kept[[2, 5]].abs().min()) > 0
-    run._forget({1: torch.isin(torch.arange(8), torch.tensor([2, 5]))})
+    run.forget({1: torch.isin(torch.arange(8), torch.tensor([2, 5]))})
     for name in ("exp_avg", "exp_avg_sq"):
         assert float(slots[name][[2, 5]].abs().max()) == 0
         assert float(slots[name][[0, 1, 3, 4, 6, 7]].abs().sum(1).min()) > 0

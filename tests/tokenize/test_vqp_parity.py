@@ -57,7 +57,7 @@ def test_training_steps_are_equal(vocab: tuple[int, ...], decay: float) -> None:
         batch = batch_of(200, step)
         codes, residuals = ours.assign(batch)
         reconstruction = ours.decode(codes)
-        ours.fit_step(residuals, codes, ours.draw_picks(len(codes), 1, torch.Generator()))
+        ours.fit_step(residuals, codes, ours.draw_revival_rows(len(codes), 1, torch.Generator()))
         quantised, indices, _ = theirs(batch[None])
         assert torch.equal(codes, indices[0])
         torch.testing.assert_close(reconstruction, quantised[0], atol=1e-5, rtol=0)

@@ -122,7 +122,7 @@ def _rotation(faiss: ModuleType, turn: Any) -> np.ndarray:
 def _read_residual(faiss: ModuleType, source: Any) -> tuple[ResidualQuantizer, np.ndarray]:
     bits, starts = (faiss.vector_to_array(one).astype(np.int64) for one in (source.nbits, source.codebook_offsets))
     words = faiss.vector_to_array(source.codebooks).reshape(-1, source.d)
-    books = [_near(words[a:b]) for a, b in zip(starts, starts[1:], strict=False)]
+    books = [_used_words(words[a:b]) for a, b in zip(starts, starts[1:], strict=False)]
     config = TokenizerConfig(
         vocab=tuple(map(len, books)), modality="none", assign_beam=source.max_beam_size, update="ema"
     )
@@ -133,7 +133,7 @@ def _read_residual(faiss: ModuleType, source: Any) -> tuple[ResidualQuantizer, n
 
 def _read_product(faiss: ModuleType, source: Any, rotation_DD: np.ndarray | None) -> ProductQuantizer:
     words = faiss.vector_to_array(source.centroids).reshape(source.M, source.ksub, source.dsub)
-    parts = [_near(part) for part in words]
+    parts = [_used_words(part) for part in words]
     config = TokenizerConfig(kind="product", vocab=tuple(map(len, parts)), modality="none")
     quantiser = ProductQuantizer(config, source.d)
     quantiser.width_L.fill_(source.dsub)
@@ -147,10 +147,10 @@ def _read_product(faiss: ModuleType, source: Any, rotation_DD: np.ndarray | None
     return quantiser
 
 
-def _near(words_VD: np.ndarray) -> np.ndarray:
+def _used_words(words_VD: np.ndarray) -> np.ndarray:
     """Return codewords without those that only fill up."""
-    near: np.ndarray = words_VD[~(words_VD == FAR).all(1)]
-    return near
+    used: np.ndarray = words_VD[~(words_VD == FAR).all(1)]
+    return used
 
 
 @torch.no_grad()

@@ -116,13 +116,13 @@ def run(command: Command) -> dict[str, Any]:
 
 def _claim(command: Command, source: ChosenSource, encoder: Encoder | None) -> None:
     """Make the folder this collection's, refusing another's run unless it may be overwritten."""
-    from siglum.encode.run import mark_of
+    from siglum.encode.run import encoding_fingerprint
     from siglum.run.claim import Owner, claim_run
 
     if command.shard and command.overwrite:
         raise SiglumError("--overwrite would remove what other parts have encoded; leave it out, or --shard.")
-    mark = mark_of(source.identity, encoder) if encoder else ""
-    claim_run(command.out, Owner(source.identity, source.origin, mark), overwrite=command.overwrite)
+    encoding = encoding_fingerprint(source.identity, encoder) if encoder else ""
+    claim_run(command.out, Owner(source.identity, source.origin, encoding), overwrite=command.overwrite)
 
 
 def _encoder(command: Command) -> Encoder:

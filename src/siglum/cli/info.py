@@ -93,11 +93,11 @@ def _settings(folder: RunFolder) -> tuple[dict[str, Any], dict[str, list[Any]]]:
 
 
 def _told(stage: StageState) -> dict[str, Any]:
-    mark = stage.record.get("fingerprint", "")
+    own = stage.record.get("fingerprint", "")
     return {
         "state": stage.state,
         "bytes": stage.bytes,
-        "fingerprint": mark,
+        "fingerprint": own,
         **({"why": stage.why} if stage.why else {}),
     }
 

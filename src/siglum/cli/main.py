@@ -80,7 +80,7 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         if not rest or rest[0] not in BENCHES:
             asked = rest[0] if rest else "nothing"
-            sys.stderr.write(f"siglum bench: the benches are {' and '.join(BENCHES)}, not {asked}.\n")
+            sys.stderr.write(f"siglum bench: the benches are {', '.join(BENCHES)}, not {asked}.\n")
             return 2
         name, rest = f"bench {rest[0]}", rest[1:]
     # Threads that wait must not spin: on a shared machine spinning costs more than it gains.

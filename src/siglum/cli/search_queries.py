@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from siglum.search.retriever import Retriever
     from siglum.types import Hit
 
-Found = Iterator[tuple[str, "list[Hit]"]]
+QueryHits = Iterator[tuple[str, "list[Hit]"]]
 """The hits of every query, by its id."""
 
 
@@ -48,7 +48,7 @@ def search_queries(
     return {"queries": written, **told}
 
 
-def _found(command: Command, retriever: Retriever, source: dict[str, Any]) -> tuple[int, Found]:
+def _found(command: Command, retriever: Retriever, source: dict[str, Any]) -> tuple[int, QueryHits]:
     """Return how many queries there are and, batch by batch, what is found for each."""
     options = {"k": command.k, **command.filters(), **command.options()}
     if command.query_features is not None:

@@ -15,8 +15,7 @@ import tyro
 
 from siglum.config import RunConfig, as_dict, from_dict
 from siglum.given import check_path
-from siglum.log import reporting
-from siglum.terminal import ConsoleProgress
+from siglum.terminal import shown_if
 from siglum.types import SiglumError, shown
 
 if TYPE_CHECKING:
@@ -83,21 +82,17 @@ def call(command: type[C], run: Callable[[C], dict[str, Any]], verb: str, args: 
         parsed = tyro.cli(command, args=args, prog=f"siglum {verb}", description=getdoc(command))
     except SystemExit as stop:
         return int(stop.code or 0) if isinstance(stop.code, int) or stop.code is None else 2
-    reporter = ConsoleProgress()
     try:
         _check_paths(parsed)
-        with reporting(reporter), _writing(parsed, verb):
+        with shown_if(True), _writing(parsed, verb):
             result = run(parsed)
     except (SiglumError, OSError) as error:
-        reporter.close()
         sys.stderr.write(f"siglum {verb}: {_in_words(error)}\n")
         return 1
     except KeyboardInterrupt:
-        reporter.close()
         more = "; --resume goes on where it stopped" if hasattr(parsed, "resume") else ""
         sys.stderr.write(f"siglum {verb}: interrupted{more}.\n")
         return 130
-    reporter.close()
     if getattr(parsed, "json", False):
         sys.stdout.write(json.dumps(result, indent=1, sort_keys=True) + "\n")
     return 0

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from siglum.data.catalogue_tasks import Asked, Product, ask, gallery_of
+from siglum.data.catalogue_tasks import CatalogueQuery, Product, ask, gallery_of
 from siglum.data.collection import SPLITS, Collection
 from siglum.data.jsonl import scan_lines
 from siglum.data.tasks import TASKS
@@ -36,7 +36,7 @@ class Catalogue:
     """Seed of wordings, and of which products ask and which are found."""
 
     @cached_property
-    def asked(self) -> dict[str, list[Asked]]:
+    def asked(self) -> dict[str, list[CatalogueQuery]]:
         """All queries by split, task by task, each with its cluster."""
         return {split: ask(self.of_split(split), split, self.seed) for split in SPLITS}
 
@@ -87,7 +87,7 @@ class Catalogue:
         names = len({product.text_id for product in self.products})
         return f"{len(self.products):,} products of {names:,} names, {queries:,} queries of eight kinds"
 
-    def mark(self) -> str:
+    def queries_fingerprint(self) -> str:
         """Return what changes with any query: its words, its picture, its answers, its cluster or its pool."""
         asked = [[astuple(one) for one in some] for some in self.asked.values()]
         return fingerprint(asked, [self._pools(split) for split in SPLITS[1:]])

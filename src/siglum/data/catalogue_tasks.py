@@ -61,7 +61,7 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CatalogueQuery:
     """One query before its picture is looked up."""
 
     id: str
@@ -85,7 +85,7 @@ class Asked:
         )
 
 
-def ask(products: Sequence[Product], split: str, seed: int) -> list[Asked]:
+def ask(products: Sequence[Product], split: str, seed: int) -> list[CatalogueQuery]:
     """Return all queries about the products of a split, task by task."""
     gallery = gallery_of(products, split, seed)
     found = {
@@ -114,11 +114,11 @@ def gallery_of(products: Sequence[Product], split: str, seed: int) -> list[Produ
     return [product for product in products if product.id not in asking]
 
 
-def _names(products: Sequence[Product], gallery: Sequence[Product], seed: int) -> list[Asked]:
+def _names(products: Sequence[Product], gallery: Sequence[Product], seed: int) -> list[CatalogueQuery]:
     """Every name that the gallery shows asks for its photographs."""
     shown, first = grouped(gallery, lambda one: one.text_id), grouped(products, lambda one: one.text_id)
     return [
-        Asked(
+        CatalogueQuery(
             f"t2i:{name[2:]}",
             "t2i",
             own[0].group,
@@ -130,10 +130,10 @@ def _names(products: Sequence[Product], gallery: Sequence[Product], seed: int) -
     ]
 
 
-def _pictures(products: Sequence[Product], seed: int) -> list[Asked]:
+def _pictures(products: Sequence[Product], seed: int) -> list[CatalogueQuery]:
     """Every photograph asks for its name."""
     return [
-        Asked(
+        CatalogueQuery(
             f"i2t:{one.id}",
             "i2t",
             one.group,
@@ -145,22 +145,22 @@ def _pictures(products: Sequence[Product], seed: int) -> list[Asked]:
     ]
 
 
-def _likenesses(products: Sequence[Product], gallery: Sequence[Product], split: str, seed: int) -> list[Asked]:
+def _likenesses(products: Sequence[Product], gallery: Sequence[Product], split: str, seed: int) -> list[CatalogueQuery]:
     """Every photograph that is not in the gallery asks for the others of its name."""
     found, shown = [], grouped(gallery, lambda one: one.text_id)
     for one in askers(products, gallery, split):
         others = tuple(other.image_id for other in shown.get(one.text_id, ()) if other.id != one.id)
         if others:
-            wish = instruction("i2i", _dice(seed, "i2i", one.id))
-            found.append(Asked(f"i2i:{one.id}", "i2i", one.group, wish, others, picture=one.picture))
+            told = instruction("i2i", _dice(seed, "i2i", one.id))
+            found.append(CatalogueQuery(f"i2i:{one.id}", "i2i", one.group, told, others, picture=one.picture))
     return found
 
 
 def _descriptions(
     products: Sequence[Product], gallery: Sequence[Product], split: str, seed: int
-) -> dict[str, list[Asked]]:
+) -> dict[str, list[CatalogueQuery]]:
     """Attributes in varied words ask for names and for products that have all of them; a description is a cluster."""
-    found: dict[str, list[Asked]] = {"t2t": [], "t2it": []}
+    found: dict[str, list[CatalogueQuery]] = {"t2t": [], "t2it": []}
     places: dict[tuple[str, str], list[Product]] = grouped(products, lambda one: (one.type, one.colour))
     listed = {one.id for one in gallery}
     seen: set[tuple[str, ...]] = set()
@@ -182,8 +182,8 @@ def _descriptions(
         name = "-".join("_".join(part.split()) for part in (split, gender, kind, colour, use) if part)
         for task, own in positives.items():
             if own:
-                wish = instruction(task, _dice(seed, task, *key))
-                found[task].append(Asked(f"{task}:{name}", task, name, wish, own, text=words))
+                told = instruction(task, _dice(seed, task, *key))
+                found[task].append(CatalogueQuery(f"{task}:{name}", task, name, told, own, text=words))
     return found
 
 
@@ -196,9 +196,11 @@ def _asked_attributes(members: Sequence[Product], dice: Random) -> tuple[str, st
     return gender, one.usage if worth and not plain else ""
 
 
-def _changes(products: Sequence[Product], gallery: Sequence[Product], split: str, seed: int) -> dict[str, list[Asked]]:
+def _changes(
+    products: Sequence[Product], gallery: Sequence[Product], split: str, seed: int
+) -> dict[str, list[CatalogueQuery]]:
     """A photograph and another colour of its group ask for products of that colour and another name."""
-    found: dict[str, list[Asked]] = {"it2i": [], "it2t": [], "it2it": []}
+    found: dict[str, list[CatalogueQuery]] = {"it2i": [], "it2t": [], "it2it": []}
     asking = grouped(askers(products, gallery, split), lambda one: one.group)
     for group, members in grouped(gallery, lambda one: one.group).items():
         by_colour = grouped((one for one in members if one.has_colour), lambda one: one.colour)
@@ -218,8 +220,10 @@ def _changes(products: Sequence[Product], gallery: Sequence[Product], split: str
                 "it2it": (other.pair_id for other in answers),
             }
             for task, ids in positives.items():
-                wish, own = instruction(task, _dice(seed, task, name)), tuple(dict.fromkeys(ids))
-                found[task].append(Asked(f"{task}:{name}", task, group, wish, own, text=words, picture=one.picture))
+                told, own = instruction(task, _dice(seed, task, name)), tuple(dict.fromkeys(ids))
+                found[task].append(
+                    CatalogueQuery(f"{task}:{name}", task, group, told, own, text=words, picture=one.picture)
+                )
     return found
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from siglum.data.jsonl import Record as Record
+from siglum.data.jsonl import JsonObject as JsonObject
 from siglum.data.jsonl import scan_lines
 from siglum.data.parquet import load_pyarrow
 from siglum.data.trec import read_qrels
@@ -64,7 +64,7 @@ def write_items(path: Path, items: Iterable[Item]) -> None:
 
 def write_queries(path: Path, queries: Iterable[Query]) -> None:
     """Write queries with their positives as JSON lines or parquet, by the file's suffix; pictures must be files."""
-    records: Iterator[Record] = (
+    records: Iterator[JsonObject] = (
         {
             "id": query.id,
             "text": query.text,
@@ -145,7 +145,7 @@ class _Row:
         return SiglumError(f"{self.where}: the field {name} is {value!r:.60}, but must be {wanted}.")
 
 
-def _rows(path: Path, fields: Sequence[str], records: Iterable[tuple[str, Record]]) -> Iterator[_Row]:
+def _rows(path: Path, fields: Sequence[str], records: Iterable[tuple[str, JsonObject]]) -> Iterator[_Row]:
     """Yield the records as checked rows, refusing an id that comes twice and a file without records."""
     seen: dict[str, str] = {}
     for where, values in records:
@@ -161,7 +161,7 @@ def _rows(path: Path, fields: Sequence[str], records: Iterable[tuple[str, Record
         raise SiglumError(f"{path} is empty; it needs at least one record with the fields {', '.join(fields)}.")
 
 
-def _records(path: Path) -> Iterator[tuple[str, Record]]:
+def _records(path: Path) -> Iterator[tuple[str, JsonObject]]:
     return parquet_records(path) if _suffix(path) == ".parquet" else json_records(path)
 
 
@@ -169,13 +169,13 @@ def _suffix(path: Path) -> str:
     return one_of(f"the suffix of {path}", path.suffix, SUFFIXES)
 
 
-def json_records(path: Path) -> Iterator[tuple[str, Record]]:
+def json_records(path: Path) -> Iterator[tuple[str, JsonObject]]:
     """Yield the objects of a file of JSON lines, each with the place it stands at."""
     for _, where, record in scan_lines(path):
         yield where.removeprefix(f"{path}, "), record
 
 
-def parquet_records(path: Path) -> Iterator[tuple[str, Record]]:
+def parquet_records(path: Path) -> Iterator[tuple[str, JsonObject]]:
     """Yield the rows of a parquet file, each with the place it stands at."""
     pa, pq = load_pyarrow()
 
@@ -202,7 +202,7 @@ def _portable(path: Path, owner: str, picture: Picture | None) -> str | None:
     return str(target.relative_to(folder) if target.is_relative_to(folder) else target)
 
 
-def _write(path: Path, fields: Sequence[str], records: Iterable[Record]) -> None:
+def _write(path: Path, fields: Sequence[str], records: Iterable[JsonObject]) -> None:
     """Write records that could be read back, and no others."""
     suffix = _suffix(path)
     named = ((f"record {number}", record) for number, record in enumerate(records, 1))
@@ -216,7 +216,7 @@ def _write(path: Path, fields: Sequence[str], records: Iterable[Record]) -> None
             file.write((json.dumps(kept, ensure_ascii=False) + "\n").encode())
 
 
-def _write_parquet(file: IO[bytes], fields: Sequence[str], records: list[Record]) -> None:
+def _write_parquet(file: IO[bytes], fields: Sequence[str], records: list[JsonObject]) -> None:
     pa, pq = load_pyarrow()
 
     kinds = {name: pa.list_(pa.string()) if name == "positives" else pa.string() for name in fields}

@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from siglum.data.collection import Collection
-from siglum.data.corpus import Record, json_records, parquet_records
+from siglum.data.corpus import JsonObject, json_records, parquet_records
 from siglum.data.stamps import Stamp
 from siglum.files import fingerprint
 from siglum.given import read_text
@@ -237,16 +237,16 @@ def _read_table(folder: Path, names: Sequence[str], where: str) -> tuple[dict[st
     return found, f"{path.name} (columns {image} and {caption}){strays}"
 
 
-def _rows(path: Path) -> Iterator[Record]:
+def _rows(path: Path) -> Iterator[JsonObject]:
     if path.suffix.lower() == ".jsonl":
         yield from (record for _, record in json_records(path))
     elif path.suffix.lower() == ".parquet":
         yield from (record for _, record in parquet_records(path))
     else:
         lines = read_text(path).splitlines(keepends=True)
-        mark = max(",;\t|", key=lines[0].count) if lines else ","
+        delimiter = max(",;\t|", key=lines[0].count) if lines else ","
         try:
-            for row in csv.DictReader(lines, delimiter=mark, skipinitialspace=True):
+            for row in csv.DictReader(lines, delimiter=delimiter, skipinitialspace=True):
                 yield {name.strip(): value for name, value in row.items() if name is not None}
         except csv.Error as error:
             raise SiglumError(f"{path} is not a table that can be read ({error}).") from error

@@ -11,10 +11,10 @@ import numpy as np
 
 from siglum.types import SiglumError
 
-Record = dict[str, Any]
+JsonObject = dict[str, Any]
 
 
-class JsonLines(Sequence[Record]):
+class JsonLines(Sequence[JsonObject]):
     """Some lines of a JSON-lines file, by the offsets at which they begin, int64 (N,).
 
     The file is opened anew for every line, so that threads and forked workers may read at the same time.
@@ -27,13 +27,13 @@ class JsonLines(Sequence[Record]):
     def __len__(self) -> int:
         return len(self.offset_N)
 
-    def __getitem__(self, index: int) -> Record:  # type: ignore[override]
+    def __getitem__(self, index: int) -> JsonObject:  # type: ignore[override]
         with self.path.open("rb") as file:
             file.seek(int(self.offset_N[index]))
             return _parse(file.readline(), self.path, f"byte {int(self.offset_N[index])}")
 
 
-def scan_lines(path: Path) -> Iterator[tuple[int, str, Record]]:
+def scan_lines(path: Path) -> Iterator[tuple[int, str, JsonObject]]:
     """Yield (offset, place in words, record) of every line that is not blank."""
     try:
         with path.open("rb") as file:
@@ -46,7 +46,7 @@ def scan_lines(path: Path) -> Iterator[tuple[int, str, Record]]:
         raise SiglumError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
-def _parse(line: bytes, path: Path, where: str) -> Record:
+def _parse(line: bytes, path: Path, where: str) -> JsonObject:
     try:
         record = json.loads(line.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:

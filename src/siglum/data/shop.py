@@ -13,7 +13,7 @@ from siglum.data.folder import FolderCollection, id_of, stamp_of
 from siglum.files import fingerprint
 from siglum.types import Item, Query
 
-ASKED = ("t2i", "t2it", "i2i", "it2it")
+SHOP_TASKS = ("t2i", "t2it", "i2i", "it2it")
 """Names, descriptions, photographs and changes; what other tasks ask differs in the kind of answer alone."""
 
 
@@ -31,7 +31,9 @@ def read_shop(folder: Path, seed: int = 0) -> FolderCollection:
         collection=Collection(items, {split: found for split, found in queries.items() if found}, shared=True),
         supervised=True,
         about=f"{asked:,} names, descriptions, photographs and changes asked of {len(items):,} products in {PRODUCTS}",
-        identity=fingerprint(catalogue.mark(), [(name, *(stamp or (None, None))) for name, stamp in stamps.items()]),
+        identity=fingerprint(
+            catalogue.queries_fingerprint(), [(name, *(stamp or (None, None))) for name, stamp in stamps.items()]
+        ),
         stamps=stamps,
         captioned=frozenset(stamps),
         unread={},
@@ -45,6 +47,6 @@ def _queries(catalogue: Catalogue, split: str) -> Iterator[Query]:
     name_of = {product.id: id_of(product.picture) for product in catalogue.products}
     for one in catalogue.asked[split]:
         # A photograph that asks is a product too, so that likenesses can be learnt from, but not measured.
-        if one.task in ASKED and not (one.task == "i2i" and split != "train"):
+        if one.task in SHOP_TASKS and not (one.task == "i2i" and split != "train"):
             answers = tuple(name_of[item.partition(":")[2]] for item in one.positives)
             yield replace(one.query(catalogue.folder), instruction=None, positives=answers)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from siglum.encode.frozen import FrozenEncoder, ImageTransform, read_transform, vocabulary_mark
+from siglum.encode.frozen import FrozenEncoder, ImageTransform, read_transform, vocabulary_fingerprint
 from siglum.encode.hub import load_model, load_tokenizer, model_folder, need, weight_files
 
 OPENAI = {
@@ -34,7 +34,7 @@ class ClipEncoder(FrozenEncoder):
     ) -> None:
         """Take a transformers model with `get_text_features` and `get_image_features`, and its tokenizer."""
         dim = getattr(model.config, "projection_dim", model.config.vision_config.hidden_size)
-        super().__init__(name, transform, dim, [*sources, vocabulary_mark(tokenizer)], **settings)
+        super().__init__(name, transform, dim, [*sources, vocabulary_fingerprint(tokenizer)], **settings)
         self.context = model.config.text_config.max_position_embeddings
         self.model, self.tokenizer = model.to(self.device, self.dtype), tokenizer
 

@@ -100,8 +100,8 @@ class FrozenEncoder:
     def fingerprint(self) -> str:
         """Return 16 hex digits that change with the weights, the tokenizer and the transform."""
         if not self._fingerprint:
-            marks = [file_fingerprint(part) if isinstance(part, Path) else part for part in self._sources]
-            self._fingerprint = fingerprint(*self._identity, *marks)
+            parts = [file_fingerprint(part) if isinstance(part, Path) else part for part in self._sources]
+            self._fingerprint = fingerprint(*self._identity, *parts)
         return self._fingerprint
 
     def encode_texts(self, texts: Sequence[str]) -> np.ndarray:
@@ -134,6 +134,6 @@ class FrozenEncoder:
         return rows_ND
 
 
-def vocabulary_mark(tokenizer: Any) -> str:
+def vocabulary_fingerprint(tokenizer: Any) -> str:
     """Return a tokenizer's vocabulary as a fact for the fingerprint."""
     return json.dumps(sorted(tokenizer.get_vocab().items()), ensure_ascii=False)

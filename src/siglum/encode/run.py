@@ -162,12 +162,12 @@ def encode_collection(
     With `resume` shards that are there already, by a killed run or by `encode_shard`, are not encoded again; `workers`
     threads decode pictures. Memory holds one shard's pictures, as many decoded ahead, and every feature once.
     """
-    mark, shards = mark_of(identity, encoder), folder / "checkpoint"
-    if resume and _is_finished(folder, mark):
+    encoding, shards = encoding_fingerprint(identity, encoder), folder / "checkpoint"
+    if resume and _is_finished(folder, encoding):
         vectors, own = load_vectors(folder)
         return Encoded(vectors, own, read_record(folder / STAGE_FILE, "skipped")["skipped"], read_omitted(folder))
     plan = _plan(collection, shards, encoder)
-    _claim(shards, mark, keep=resume)
+    _claim(shards, encoding, keep=resume)
     for name, pieces in plan.items():
         _encode_missing(pieces, encoder, strict, workers, f"encode {name}")
     omitted: list[Omission] = []
@@ -183,7 +183,7 @@ def encode_collection(
     facts = {"encoder": encoder.name, "encoder_fingerprint": encoder.fingerprint(), "joint": encoder.joint}
     named = [asdict(entry) for entry in omitted]
     fields = fields_in_order(collection.items, vectors.items.ids)
-    own = save_vectors(folder, vectors, {"collection": mark}, fields, skipped=skipped, omitted=named, **facts)
+    own = save_vectors(folder, vectors, {"collection": encoding}, fields, skipped=skipped, omitted=named, **facts)
     _clear(shards)
     return Encoded(vectors, own, skipped, omitted)
 
@@ -211,32 +211,32 @@ def encode_shard(
     number, count = shard
     if not 1 <= number <= count:
         raise SiglumError(f"the shard is {number}/{count}, but must be i/n with i from 1 to n.")
-    mark, shards = mark_of(identity, encoder), folder / "checkpoint"
-    if _is_finished(folder, mark):
+    encoding, shards = encoding_fingerprint(identity, encoder), folder / "checkpoint"
+    if _is_finished(folder, encoding):
         return 0
     plan = _plan(collection, shards, encoder)
-    _claim(shards, mark, keep=True)
+    _claim(shards, encoding, keep=True)
     return _encode_missing(_all(plan)[number - 1 :: count], encoder, strict, workers)
 
 
-def mark_of(identity: str, encoder: Encoder) -> str:
+def encoding_fingerprint(identity: str, encoder: Encoder) -> str:
     """Return what the stage records of its collection: which one it is, and what encodes it."""
     return fingerprint(identity, encoder.fingerprint())
 
 
-def _is_finished(folder: Path, mark: str) -> bool:
+def _is_finished(folder: Path, encoding: str) -> bool:
     path = folder / STAGE_FILE
-    return path.exists() and read_stage(folder)["inputs"].get("collection") == mark
+    return path.exists() and read_stage(folder)["inputs"].get("collection") == encoding
 
 
-def _claim(shards: Path, mark: str, *, keep: bool) -> None:
+def _claim(shards: Path, encoding: str, *, keep: bool) -> None:
     """Say whose shards the folder holds; what is kept must be of the same collection and encoder."""
     path = shards / IDENTITY
     if not keep:
         _clear(shards)
     if not path.exists():
-        write_json(path, {"identity": mark})
-    elif read_json(path) != {"identity": mark}:
+        write_json(path, {"identity": encoding})
+    elif read_json(path) != {"identity": encoding}:
         raise SiglumError(
             f"{shards.parent} holds shards of another collection or encoder; start without --resume and --shard."
         )
@@ -304,7 +304,7 @@ def encode_parts(
 
     The shards stay; the caller removes the folder once the features are kept.
     """
-    _claim(folder, mark_of(identity, encoder), keep=True)
+    _claim(folder, encoding_fingerprint(identity, encoder), keep=True)
     plan, omitted = _plan_parts(folder, parts), list[Omission]()
     for name, pieces in plan.items():
         _encode_missing(pieces, encoder, False, workers, f"encode {name}")

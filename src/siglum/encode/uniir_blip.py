@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from siglum.encode.frozen import FrozenEncoder, ImageTransform, vocabulary_mark
+from siglum.encode.frozen import FrozenEncoder, ImageTransform, vocabulary_fingerprint
 from siglum.encode.hub import count_layers, fill, need, read_checkpoint, take, tokenizer_beside
 from siglum.types import SiglumError
 
@@ -48,7 +48,9 @@ class BlipFusionEncoder(FrozenEncoder):
         """Take BLIP's vision and text models and a BERT tokenizer."""
         vision, text = towers
         transform = ImageTransform(vision.config.image_size, "whole")
-        super().__init__(name, transform, text.config.hidden_size, [*sources, vocabulary_mark(tokenizer)], **settings)
+        super().__init__(
+            name, transform, text.config.hidden_size, [*sources, vocabulary_fingerprint(tokenizer)], **settings
+        )
         self.vision, self.text = vision.to(self.device, self.dtype), text.to(self.device, self.dtype)
         self.tokenizer, self.context = tokenizer, min(CONTEXT, text.config.max_position_embeddings)
 

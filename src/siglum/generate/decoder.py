@@ -65,9 +65,9 @@ class CodeDecoder(nn.Module):
         self.table = nn.Parameter(torch.empty(1 + sum(sizes), config.d_model))
         self.encoder = Stack(config, config.encoder_layers, cross=False)
         self.decoder = Stack(config, config.decoder_layers, cross=True)
-        first = torch.tensor([1, *sizes]).cumsum(0)[:-1]
-        self.register_buffer("first_L", first, persistent=False)
-        self.first_L: Tensor
+        offset = torch.tensor([1, *sizes]).cumsum(0)[:-1]
+        self.register_buffer("token_offset_L", offset, persistent=False)
+        self.token_offset_L: Tensor
         self.initialise(generator or torch.Generator().manual_seed(0))
 
     @torch.no_grad()
@@ -148,7 +148,7 @@ class CodeDecoder(nn.Module):
 
     def token_ids(self, codes_QL: Tensor) -> Tensor:
         """Return the table rows of codes, the targets of `joint_logits`."""
-        return codes_QL + self.first_L
+        return codes_QL + self.token_offset_L
 
     @torch.no_grad()
     def start(self, states: Tensor, mask_QS: Tensor | None = None) -> DecoderState:
@@ -177,7 +177,11 @@ class CodeDecoder(nn.Module):
                 f"a step at level {level} of {len(self.sizes)} does not follow a state at level {state.level}; "
                 "give levels in order, with no token at level 0 and one per row after that."
             )
-        id_R = torch.full_like(state.query_R, START) if token_R is None else token_R.long() + self.first_L[level - 1]
+        id_R = (
+            torch.full_like(state.query_R, START)
+            if token_R is None
+            else token_R.long() + self.token_offset_L[level - 1]
+        )
         hidden_R1M, past = self.decoder.step(F.embedding(id_R, self.table)[:, None], state.kept, state.past, state.rows)
         state.past, state.level = list(past), level + 1
         return hidden_R1M[:, 0] * self.scale
@@ -202,5 +206,5 @@ class CodeDecoder(nn.Module):
         return hidden_QLM * self.scale
 
     def _tokens(self, level: int) -> slice:
-        first = 1 + sum(self.sizes[:level])
-        return slice(first, first + self.sizes[level])
+        offset = 1 + sum(self.sizes[:level])
+        return slice(offset, offset + self.sizes[level])

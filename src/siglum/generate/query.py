@@ -77,8 +77,8 @@ def fit_query_head(
     item_ND = embed(tokenizer.fusion, vectors.items, device)
     with torch.no_grad():
         hat_ND = tokenizer.quantizer.decode(tokenizer.quantizer.encode(item_ND, kinds_of(vectors.items, device)))
-    mark = tokenizer.fingerprint()
-    return _fit(vectors, tokenizer.fusion, hat_ND, mark, config, seed=seed, device=device, **keeping)
+    tokenizer_fingerprint = tokenizer.fingerprint()
+    return _fit(vectors, tokenizer.fusion, hat_ND, tokenizer_fingerprint, config, seed=seed, device=device, **keeping)
 
 
 def fit_dense_head(
@@ -93,7 +93,7 @@ def _fit(
     vectors: Vectors,
     fusion: Fusion,
     aim_ND: Tensor,
-    mark: str,
+    tokenizer_fingerprint: str,
     config: QueryConfig,
     *,
     seed: int,
@@ -117,7 +117,7 @@ def _fit(
             seed=run.seed,
             folder=None if folder is None else folder / f"query{number + 1}",
             resume=resume,
-            identity=f"{config_fingerprint(config)}-{mark}-{run.seed}",
+            identity=f"{config_fingerprint(config)}-{tokenizer_fingerprint}-{run.seed}",
             log=log,
         )
     _choose_blend(head.eval(), vectors, fusion, run.aim, device)

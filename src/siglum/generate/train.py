@@ -170,8 +170,8 @@ class DecoderTraining(PairTraining):
     @torch.no_grad()
     def _soft(self, target_PD: Tensor, codes_PT: Tensor) -> list[Tensor | None]:
         partial = self.quantizer.partial_sums(codes_PT)
-        soft: list[Tensor | None] = [None] * self.quantizer.first
-        for level in range(self.quantizer.first, codes_PT.shape[1]):
+        soft: list[Tensor | None] = [None] * self.quantizer.first_residual
+        for level in range(self.quantizer.first_residual, codes_PT.shape[1]):
             residual = target_PD - partial[:, level - 1] if level else target_PD
             temperature: float | Tensor = self.config.soft_targets
             if self.config.soft_relative:

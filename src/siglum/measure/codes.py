@@ -86,7 +86,7 @@ def diagnose_codes(
     *,
     beam: int = 50,
     tau: float = 0.05,
-    first: int = 0,
+    first_residual: int = 0,
     scorer: Scorer | LogProbs | None = None,
     omega: float = 0.0,
 ) -> CodesDiagnosis:
@@ -94,13 +94,13 @@ def diagnose_codes(
 
     `target_Q` are the rows of the items that answer the queries, by default those that a search by inner product finds
     first. With a scorer, as `fused_beam_search` takes it, what a decoder loses is told too, and with `omega` what
-    fusion wins back. Levels before `first` are no residual ones, such as a modality token. Example:
+    fusion wins back. Levels before `first_residual` are no residual ones, such as a modality token. Example:
 
         print(siglum.diagnose_codes(codes, books, queries, items, answers).verdict)
     """
     check_codebooks(codebooks)
     books = [book.detach().float() for book in codebooks]
-    _check_codes(codes_NT, books, query_QD, item_ND, target_Q, whole_number("first", first, 0))
+    _check_codes(codes_NT, books, query_QD, item_ND, target_Q, whole_number("first_residual", first_residual, 0))
     beam = whole_number("the beam", beam)
     if not (real_number("tau", tau) > 0 and real_number("omega", omega) >= 0):
         raise SiglumError(f"tau must be above 0 and omega at least 0, but they are {tau} and {omega}.")
@@ -108,12 +108,12 @@ def diagnose_codes(
         target_Q = torch.cat([(part @ item_ND.T).argmax(1) for part in query_QD.split(1024)])
     decoder = None if scorer is None else as_scorer(scorer)
     bias = GeometryScorer(books, omega) if decoder is not None and omega > 0 else None
-    batch = QueryBatch(books, first, codes_NT, item_ND.float(), query_QD.float(), target_Q)
+    batch = QueryBatch(books, first_residual, codes_NT, item_ND.float(), query_QD.float(), target_Q)
     found = survey(batch, beam=beam, tau=tau, decoder=decoder, bias=bias)
     health = codes_health(codes_NT, [len(book) for book in books], books, item_ND)
     tried = Tried(beam, decoder=decoder is not None, omega=omega if bias else 0.0)
     own = "geometry" if decoder is None else "decoder" if bias is None else "fused"
-    document = document_of([found], health, first, RungScores(own, decoder, bias, {}, tried))
+    document = document_of([found], health, first_residual, RungScores(own, decoder, bias, {}, tried))
     names = [entry.name for entry in fields(LevelDiagnosis)]
     return CodesDiagnosis(
         **{name: document[name] for name in ("verdict", "notes", "queries", "beam")},
@@ -129,7 +129,7 @@ def _check_codes(
     query_QD: Tensor,
     item_ND: Tensor,
     target_Q: Tensor | None,
-    first: int,
+    first_residual: int,
 ) -> None:
     """Refuse codes, codebooks and vectors that do not fit together."""
     check_tensor("codes", codes_NT, "NL", whole=True)
@@ -147,11 +147,11 @@ def _check_codes(
             f"codes are (N, L), codebooks (V, D), queries (Q, D) and items (N, D), but there are {found} and codebooks"
             f" {[tuple(book.shape) for book in books]}."
         )
-    if codes_NT.shape != (len(item_ND), len(books)) or not 0 <= first < len(books) or query_QD.shape[1] != dim:
+    if codes_NT.shape != (len(item_ND), len(books)) or not 0 <= first_residual < len(books) or query_QD.shape[1] != dim:
         raise SiglumError(
             f"{len(item_ND)} items of {dim} numbers with {len(books)} codebooks need codes ({len(item_ND)},"
             f" {len(books)}) and queries of as many numbers, but there are codes {tuple(codes_NT.shape)} and queries"
-            f" {tuple(query_QD.shape)}, the first residual level being {first}."
+            f" {tuple(query_QD.shape)}, the first residual level being {first_residual}."
         )
     if codes_NT.is_floating_point() or bool(((codes_NT < 0) | (codes_NT.cpu() >= sizes).to(codes_NT.device)).any()):
         raise SiglumError(f"codes are whole numbers from 0, below the sizes of their codebooks, {sizes.tolist()}.")

@@ -159,7 +159,7 @@ def diagnose(
         query_QD = embed(tokenizer.fusion, features, device)
         decoder_QD = None if head is None else head.adapt(query_QD, features, device)
         pool = torch.as_tensor(np.searchsorted(rows, task.pool_rows)).to(device)
-        codes = (tokenizer.codebooks(), quantizer.first, codes_NT[pool], item_ND[pool])
+        codes = (tokenizer.codebooks(), quantizer.first_residual, codes_NT[pool], item_ND[pool])
         batch = QueryBatch(*codes, query_QD, target_places(task), decoder_QD)
         found.append(
             survey(batch, beam=search.beam, tau=tau, decoder=scores.decoder, bias=scores.bias, beams=scores.beams)
@@ -167,7 +167,7 @@ def diagnose(
     health = tokenizer_health(quantizer, item_ND, codes_NT)
     facts = {"split": split, "pools": len(found), "tau": tau, "omega": search.omega if scores.bias else None}
     facts |= {"own": scores.own, "decoder": decoder is not None, "query_head": head is not None}
-    return cast(RunDiagnosis, facts | document_of(found, health, quantizer.first, scores))
+    return cast(RunDiagnosis, facts | document_of(found, health, quantizer.first_residual, scores))
 
 
 def sample(tasks: list[Task], queries: int) -> list[Task]:
@@ -180,20 +180,23 @@ def sample(tasks: list[Task], queries: int) -> list[Task]:
 
 def _scores(tokenizer: Tokenizer, search: SearchConfig, decoder: CodeDecoder | None) -> RungScores:
     quantizer, books = tokenizer.quantizer, tokenizer.codebooks()
-    first = quantizer.first_geometric
+    first_geometric = quantizer.first_geometric
     own = search.scorer if decoder is not None or search.scorer not in ("fused", "decoder") else "geometry"
     search = replace(search, scorer=own)
     if search.mode in ("scan", "scan-rescore"):
         raise SiglumError(f"mode {search.mode} has no beam to diagnose; set search.mode exact or renormalised.")
     beams: dict[str, RealBeam] = {}
     if search.lookahead:
-        beams["look-ahead"] = (build_scorer(search, books, decoder, first), build_lookahead(search, books, first))
+        beams["look-ahead"] = (
+            build_scorer(search, books, decoder, first_geometric),
+            build_lookahead(search, books, first_geometric),
+        )
     elif own not in CAUSES:  # a registered scorer is a rung above the carried ones
-        beams[own] = (build_scorer(search, books, decoder, first), None)
+        beams[own] = (build_scorer(search, books, decoder, first_geometric), None)
     generate, bias = None, None
     if decoder is not None:
-        generate = build_scorer(replace(search, scorer="decoder", prior=0.0), books, decoder, first)
-        bias = GeometryScorer(books, search.omega, search.zscore, first) if search.omega > 0 else None
+        generate = build_scorer(replace(search, scorer="decoder", prior=0.0), books, decoder, first_geometric)
+        bias = GeometryScorer(books, search.omega, search.zscore, first_geometric) if search.omega > 0 else None
         if own == "fused" and bias is None:
             own = "decoder"
     tried = Tried(
@@ -236,7 +239,7 @@ def target_places(task: Task) -> Tensor:
     return torch.tensor([place[row] for row in wanted])
 
 
-def document_of(found: list[Survey], health: Health, first: int, scores: RungScores) -> dict[str, Any]:
+def document_of(found: list[Survey], health: Health, first_residual: int, scores: RungScores) -> dict[str, Any]:
     """Return what all pools' surveys come to, as JSON values."""
     beam = scores.tried.beam
     weights = [len(one.levels[0].K_Q) for one in found]
@@ -250,7 +253,7 @@ def document_of(found: list[Survey], health: Health, first: int, scores: RungSco
         around = {"chance": min(1.0, beam / used.size), "prefix_chance": chance[place], "leaves": oracle.leaves[place]}
         use = {"usage": used.usage, "entropy": used.entropy, "dead": used.dead, "error": used.error}
         levels.append(level | around | use)
-    verdict = judge(rungs, scores.own, first, chance, scores.tried)
+    verdict = judge(rungs, scores.own, first_residual, chance, scores.tried)
     ladder = [
         {
             "rung": rung.name,
@@ -271,7 +274,7 @@ def document_of(found: list[Survey], health: Health, first: int, scores: RungSco
         "ladder": ladder,
         "verdict": verdict.text,
         "cause": {"rung": verdict.rung, "level": verdict.level, "lost": verdict.lost},
-        "notes": _notes(health, first),
+        "notes": _notes(health, first_residual),
     }
 
 
@@ -299,11 +302,13 @@ def _level(parts: list[LevelQuantities], weights: list[int]) -> dict[str, Any]:
     }
 
 
-def _notes(health: Health, first: int) -> list[str]:
+def _notes(health: Health, first_residual: int) -> list[str]:
     """Say what is wrong with the codes themselves."""
     notes = []
     idle = [
-        (token - first + 1, level) for token, level in enumerate(health.levels) if token >= first and level.usage < 0.5
+        (token - first_residual + 1, level)
+        for token, level in enumerate(health.levels)
+        if token >= first_residual and level.usage < 0.5
     ]
     if idle:
         places = ", ".join(f"{number} ({100 * level.usage:.0f} %)" for number, level in idle)

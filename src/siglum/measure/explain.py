@@ -22,7 +22,7 @@ from siglum.given import listed
 from siglum.index import Index
 from siglum.index.trie import Allowed, Children
 from siglum.measure.rescoring import Rescoring
-from siglum.search.asked import Asked, SearchOptions, Within
+from siglum.search.asked import QueryLike, SearchOptions, Within
 from siglum.search.beam import Beams, beam_search
 from siglum.search.hits import as_hits
 from siglum.search.lookahead import LookAhead
@@ -109,7 +109,7 @@ class Explanation:
 
 def explain(
     run: Retriever | str | Path,
-    query: Asked | Tensor,
+    query: QueryLike | Tensor,
     target: str,
     *,
     image: Picture | None = None,
@@ -151,7 +151,7 @@ def explain(
         beam=config.beam,
         allowed=allowed,
         ahead=retriever.engine.lookahead(config),
-        first=retriever.tokenizer.quantizer.first,
+        first_residual=retriever.tokenizer.quantizer.first_residual,
         best=best,
     )
     rank = int(place[0]) + 1 if len(place) else None
@@ -168,12 +168,12 @@ def follow(
     beam: int,
     allowed: Allowed | None = None,
     ahead: LookAhead | None = None,
-    first: int = 0,
+    first_residual: int = 0,
     best: int = BEST,
 ) -> list[Level]:
     """Search for one query vector (1, D) and tell, level by level, where the item of this sorted row stands.
 
-    `first` is the number of tokens before the first codeword: 1 where codes begin with a modality token.
+    `first_residual` is the number of tokens before the first codeword: 1 where codes begin with a modality token.
     """
     if best < 1:
         raise SiglumError(f"best must be at least 1 prefix a level, not {best}.")
@@ -194,7 +194,7 @@ def follow(
         stay = [int(place) for place in order if kept_C[place]]
         levels.append(
             Level(
-                level=depth + 1 - first,
+                level=depth + 1 - first_residual,
                 prefixes=_count_prefixes(index, depth + 1, allowed),
                 candidates=int(runs_C.sum()),
                 kept=len(stay),

@@ -153,7 +153,7 @@ def remedy(rung: str, level: int, tried: Tried) -> str:
     return f"{', '.join(ways[:-1])}, or {ways[-1]}"
 
 
-def judge(rungs: Sequence[Rung], own: str, first: int, chance: Sequence[float], tried: Tried) -> Verdict:
+def judge(rungs: Sequence[Rung], own: str, first_residual: int, chance: Sequence[float], tried: Tried) -> Verdict:
     """Judge the rung that a run searches with; levels count from 1, a modality token before them is level 0.
 
     `chance` is what a beam of prefixes drawn blindly would keep at each token.
@@ -171,7 +171,7 @@ def judge(rungs: Sequence[Rung], own: str, first: int, chance: Sequence[float], 
     token = int(last.lost.argmax())
     shares = {rung.name: float(share[token]) for rung, share in zip(upto, attribute(upto), strict=True)}
     cause = max(shares, key=lambda name: shares[name])
-    lost, level = float(last.lost[token]), token - first + 1
+    lost, level = float(last.lost[token]), token - first_residual + 1
     parts = [f"{CAUSES.get(name, name)} {100 * share:+.1f}" for name, share in shares.items() if abs(share) >= 0.0005]
     text = (
         f"the beam loses {_percent(lost)} of targets at level {level}: {remedy(cause, level, tried)}."

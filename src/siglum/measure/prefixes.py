@@ -197,8 +197,8 @@ def mismatch(
     """
     found: dict[str, list[np.ndarray]] = {}
     for level, (query, prefix, score_SC) in enumerate(walk(prefixes, scorers, query_QD, chosen)):
-        near = oracle[level][_as(prefix, oracle[level]), _as(query, oracle[level])].double().cpu().numpy() / tau
-        bar, mass = _softmax(query, near), np.bincount(query, np.exp(near - log_total_TQ[level][query]))
+        logit = oracle[level][_as(prefix, oracle[level]), _as(query, oracle[level])].double().cpu().numpy() / tau
+        bar, mass = _softmax(query, logit), np.bincount(query, np.exp(logit - log_total_TQ[level][query]))
         found.setdefault("uncovered", []).append((1 - mass).clip(0, 1))
         for name, score in zip(("eps", "eps_fused"), score_SC.cumsum(0), strict=False):
             for end, temperature in (("", tau), ("_plain", 1.0)):

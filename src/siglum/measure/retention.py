@@ -47,7 +47,7 @@ class QueryBatch:
     """Queries for one pool: its codes and vectors, and each query with its target there."""
 
     codebooks: list[Tensor]
-    first: int
+    first_residual: int
     """Position of the first residual level."""
     codes_NT: Tensor
     item_ND: Tensor
@@ -205,7 +205,7 @@ def survey(
     for start in progress(starts, "survival", total=len(query_QD), unit="query", size=chunk):
         part = slice(start, start + chunk)
         _survey_chunk(job, part, query_QD[part], decoder_QD[part], rows[part])
-    return Survey(_levels(job, batch.first), [_rung(job, name) for name in (*KNOWN, *real)])
+    return Survey(_levels(job, batch.first_residual), [_rung(job, name) for name in (*KNOWN, *real)])
 
 
 def _survey_chunk(job: _Job, whole: slice, query_QD: Tensor, asked_QD: Tensor, row_Q: np.ndarray) -> None:
@@ -262,8 +262,8 @@ def _mismatch_chunk(
     for start in range(0, len(asked_QD), LED):
         part = slice(start, min(start + LED, len(asked_QD)))
         chosen = [_of_queries(keys, part, count) for keys, count in zip(lists, job.prefixes.count, strict=True)]
-        near, total = [one[:, part] for one in oracle], log_total_TQ[:, part]
-        for name, eps_TQ in mismatch(job.prefixes, scorers, asked_QD[part], chosen, near, total, job.tau).items():
+        scores, total = [one[:, part] for one in oracle], log_total_TQ[:, part]
+        for name, eps_TQ in mismatch(job.prefixes, scorers, asked_QD[part], chosen, scores, total, job.tau).items():
             job.put(name, slice(whole.start + part.start, whole.start + part.stop), list(eps_TQ))
 
 
@@ -349,11 +349,11 @@ def _real_beam(
     return [(live.query, job.prefixes.of_rows(level, live.lo)) for level, live in enumerate(trace)]
 
 
-def _levels(job: _Job, first: int) -> list[LevelQuantities]:
+def _levels(job: _Job, first_residual: int) -> list[LevelQuantities]:
     found = []
     for level, count in enumerate(job.prefixes.count):
         one = LevelQuantities(
-            level - first + 1,
+            level - first_residual + 1,
             len(job.codebooks[level]),
             count,
             job.found["oracle.survived"][level],

@@ -120,8 +120,10 @@ def survival_of(systems: Systems, beam: int | None = None) -> list[float]:
     coded, tokenizer = systems.coded, systems.coded.tokenizer
     if not tokenizer.codebooks():
         return []
-    width, first = beam or systems.retriever.config.beam, tokenizer.quantizer.first
-    return token_survival(coded.query_MD[query_rows], coded.codes_NT[targets], tokenizer.codebooks(), width, first)
+    width, first_residual = beam or systems.retriever.config.beam, tokenizer.quantizer.first_residual
+    return token_survival(
+        coded.query_MD[query_rows], coded.codes_NT[targets], tokenizer.codebooks(), width, first_residual
+    )
 
 
 def beam_survival_of(systems: Systems, ranker: BeamRanker, queries_per_task: int = 200) -> list[float]:

@@ -39,7 +39,7 @@ class Owner:
     """Identity of the items and queries, whatever encodes them."""
     origin: Mapping[str, Any] = field(default_factory=dict)
     """Where the items come from, as in `source.json`; the same place is the same collection, though it may change."""
-    mark: str = ""
+    encoding: str = ""
     """What `1-vectors` records of the collection and its encoder; older runs may have nothing else."""
     tokenizer: str = ""
     """Fingerprint of the tokenizer of a saved search engine."""
@@ -104,9 +104,9 @@ def is_own(root: Path, owner: Owner) -> bool:
         found = read_record(vectors / STAGE_FILE, "inputs")["inputs"].get("collection")
         if found == ARRAYS:
             return arrays_identity(load_vectors(vectors)[0]) == owner.collection
-        return bool(owner.mark) and found == owner.mark
+        return bool(owner.encoding) and found == owner.encoding
     unfinished = vectors / "checkpoint" / IDENTITY
-    return bool(owner.mark) and unfinished.exists() and read_record(unfinished).get("identity") == owner.mark
+    return bool(owner.encoding) and unfinished.exists() and read_record(unfinished).get("identity") == owner.encoding
 
 
 def clear_run(root: Path) -> None:

@@ -127,9 +127,9 @@ def _pointed(folder: Path) -> Generation:
     found = re.fullmatch(r"(generation-\d{6}\.json) ([0-9a-f]{16})\n", text)
     if found is None:
         raise SiglumError(f"{folder / CURRENT} does not name a generation; put it back, or make the index again.")
-    name, mark = found.groups()
+    name, seal = found.groups()
     record = read_record(folder / name, "generation", "segments", "log", "lineage", "inputs", "record")
-    if sealed(record) != record or record["record"] != mark:
+    if sealed(record) != record or record["record"] != seal:
         raise SiglumError(f"{folder / name} was changed or damaged, or is another's; put it back.")
     if record["format"] != FORMAT_VERSION:
         raise SiglumError(f"{folder} has format {record['format']}, but this version reads format {FORMAT_VERSION}.")
@@ -229,16 +229,16 @@ def save_segment(folder: Path, index: Index, vectors_ND: np.ndarray | None, *, w
 def write_generation(before: Generation, segments: tuple[str, ...], log: int, lineage: str) -> Generation:
     """Write a generation after another one and make it the one that counts."""
     folder, number = before.folder, before.number + 1
-    marks = {name: read_stage(folder / name)["fingerprint"] for name in segments}
+    fingerprints = {name: read_stage(folder / name)["fingerprint"] for name in segments}
     record: dict[str, Any] = {
         "stage": "index",
         "format": FORMAT_VERSION,
         "generation": number,
-        "segments": marks,
+        "segments": fingerprints,
         "log": log,
         "lineage": lineage,
         "inputs": {"tokenizer": before.tokenizer},
-        "fingerprint": fingerprint(marks, lineage, log),
+        "fingerprint": fingerprint(fingerprints, lineage, log),
     }
     name = f"generation-{number:06d}.json"
     write_json(folder / name, sealed(record))
@@ -300,13 +300,13 @@ def index_record(folder: Path) -> dict[str, Any]:
     opened = open_index(folder)
     generation, index = opened.generation, opened.index
     ends = [journal.end for journal in opened.journals if journal.records]
-    marks = [read_stage(folder / name)["fingerprint"] for name in generation.segments]
+    fingerprints = [read_stage(folder / name)["fingerprint"] for name in generation.segments]
     return {
         "stage": "index",
         "items": len(index),
         "sizes": list(index.sizes),
         "inputs": {"tokenizer": generation.tokenizer},
-        "fingerprint": fingerprint(marks, ends) if len(marks) > 1 or ends else marks[0],
+        "fingerprint": fingerprint(fingerprints, ends) if len(fingerprints) > 1 or ends else fingerprints[0],
         "generation": generation.number,
         "logged_changes": opened.changes,
         "torn_bytes": sum(journal.torn for journal in opened.journals),

@@ -158,11 +158,11 @@ def _next(content: memoryview, start: int) -> memoryview | None:
     """Return the body of the record that begins here, or None where there is no whole one."""
     if len(content) - start < FRAME.size:
         return None
-    size, mark, own = FRAME.unpack_from(content, start)
+    size, checksum, own = FRAME.unpack_from(content, start)
     if zlib.crc32(content[start : start + FRAME.size - 4]) != own:
         return None
     body = content[start + FRAME.size : start + FRAME.size + size]
-    return body if len(body) == size and zlib.crc32(body) == mark else None
+    return body if len(body) == size and zlib.crc32(body) == checksum else None
 
 
 def _is_torn(content: memoryview, end: int) -> bool:

@@ -107,7 +107,7 @@ def is_made(run: RunFolder, stage: str, folder: Path | None = None) -> bool:
     if not (folder / STAGE_FILE).exists():
         return False
     made_from = read_stage(folder)["inputs"]
-    return all(made_from.get(name) == mark for name, mark in _inputs(run, stage).items())
+    return all(made_from.get(name) == fingerprint for name, fingerprint in _inputs(run, stage).items())
 
 
 def _inputs(run: RunFolder, stage: str) -> dict[str, str]:

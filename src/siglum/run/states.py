@@ -84,8 +84,8 @@ def _measured(folder: Path, newest: tuple[int, str]) -> StageState:
 
 def _newest(folder: Path) -> int:
     """Return when a stage was last made or changed: its record, or the generation and the log of an index."""
-    marks = (folder / STAGE_FILE, folder / "CURRENT", *folder.glob("log-*"))
-    return max((path.stat().st_mtime_ns for path in marks if path.exists()), default=0)
+    watched = (folder / STAGE_FILE, folder / "CURRENT", *folder.glob("log-*"))
+    return max((path.stat().st_mtime_ns for path in watched if path.exists()), default=0)
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -17,7 +17,7 @@ from siglum.given import check_row, listed
 from siglum.index import Allowed, Index
 from siglum.types import Drawing, Hit, Item, Picture, Query, SiglumError, shown, whole_number
 
-Asked = str | Picture | Query
+QueryLike = str | Picture | Query
 """A text, a picture or a query. A string is always a text: name the file of a picture by a `Path`."""
 Within = Iterable[str] | np.ndarray | None
 """Ids, or a mask over the pool; None means all."""
@@ -65,7 +65,7 @@ class AskedQueries:
     @classmethod
     def of(
         cls,
-        query: Asked | Sequence[Asked] | None,
+        query: QueryLike | Sequence[QueryLike] | None,
         image: Picture | Sequence[Picture | None] | None = None,
         text: str | Sequence[str] | None = None,
         instruction: str | None = None,
@@ -98,7 +98,7 @@ class AskedQueries:
         return [replace(hit, rank=rank) for rank, hit in enumerate(others, 1)]
 
 
-def items_of(given: Item | Asked | Iterable[Item | Asked]) -> tuple[list[Item], bool]:
+def items_of(given: Item | QueryLike | Iterable[Item | QueryLike]) -> tuple[list[Item], bool]:
     """Return texts, pictures and items as items with ids that differ, and whether one was given and not a list."""
     many = _is_many(given)
     rows: list[Item] = []

@@ -139,8 +139,8 @@ def rank_items(
     owner = query[leaves.parent]
     position, row, item_score = leaves.position, leaves.row, score[leaves.parent]
     if dense is not None:
-        near = (dense[0][torch.as_tensor(owner)] * dense[1][torch.as_tensor(position)]).sum(-1).cpu().numpy()
-        again = np.lexsort((position, -near, leaves.parent))
+        dense_score = (dense[0][torch.as_tensor(owner)] * dense[1][torch.as_tensor(position)]).sum(-1).cpu().numpy()
+        again = np.lexsort((position, -dense_score, leaves.parent))
         position, row, item_score, owner = position[again], row[again], item_score[again], owner[again]
     bounds = np.searchsorted(owner, np.arange(num_queries + 1))
     spans = [slice(a, min(b, a + k)) for a, b in zip(bounds, bounds[1:], strict=False)]

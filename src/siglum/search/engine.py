@@ -48,8 +48,8 @@ class FastEngines:
         tensors = (*engine.codebooks, *(() if engine.decoder is None else engine.decoder.parameters()))
         # Training in place changes a tensor's version, loading another model its address; writing through `.data`
         # changes neither and must not be done to a model that searches.
-        marks = ((tensor.data_ptr(), tensor._version) for tensor in tensors)
-        made_of = (engine.decoder, engine.first, engine.device, engine.graphs, *marks)
+        versions = ((tensor.data_ptr(), tensor._version) for tensor in tensors)
+        made_of = (engine.decoder, engine.first_geometric, engine.device, engine.graphs, *versions)
         with self._alone:  # two threads must not make two engines of one configuration
             before, engines = self.kept
             if made_of != before:
@@ -74,7 +74,7 @@ class Engine:
     codebooks: Sequence[Tensor]
     decoder: CodeDecoder | None
     index: Index
-    first: int = 0
+    first_geometric: int = 0
     """The first level whose token carries a codeword."""
     item_ND: Tensor | None = None
     """Item vectors in pool order, where they are kept to order the items of one leaf."""
@@ -97,8 +97,8 @@ class Engine:
         fast_engines: FastEngines | None = None,
     ) -> Engine:
         """Return the engine over the codes of a tokenizer."""
-        kept, first = fast_engines or FastEngines(), tokenizer.quantizer.first_geometric
-        return cls(tokenizer.codebooks(), decoder, index, first, item_ND, device, graphs, kept)
+        kept, first_geometric = fast_engines or FastEngines(), tokenizer.quantizer.first_geometric
+        return cls(tokenizer.codebooks(), decoder, index, first_geometric, item_ND, device, graphs, kept)
 
     def rank(
         self, query: Tensor | EncodedQuery, config: SearchConfig, *, k: int, allowed: Allowed | None = None
@@ -137,11 +137,11 @@ class Engine:
 
     def scorer(self, config: SearchConfig) -> Scorer:
         """Return what ranks prefixes in the reference search."""
-        return build_scorer(config, list(self.codebooks), self.decoder, self.first)
+        return build_scorer(config, list(self.codebooks), self.decoder, self.first_geometric)
 
     def lookahead(self, config: SearchConfig) -> LookAhead | None:
         """Return the look-ahead of the reference search; None where the configuration asks for none."""
-        return build_lookahead(config, list(self.codebooks), self.first)
+        return build_lookahead(config, list(self.codebooks), self.first_geometric)
 
     def fast(self, config: SearchConfig, query: EncodedQuery | None = None) -> Fast | None:
         """Return the fast engine that gives what the reference search would give, or None where there is none.
@@ -175,7 +175,7 @@ class Engine:
         """Return a new fast engine, its weights folded."""
         if not use_static:
             check_half_products(config.precision)
-            return FastSearch(self.decoder, self.codebooks, self.index, config, self.first)
+            return FastSearch(self.decoder, self.codebooks, self.index, config, self.first_geometric)
         assert self.decoder is not None
-        parts = (self.decoder, list(self.codebooks), self.index, config, self.first, self.device)
+        parts = (self.decoder, list(self.codebooks), self.index, config, self.first_geometric, self.device)
         return GraphSearch(*parts, dtype=DTYPES[config.precision], graphs=self.graphs)

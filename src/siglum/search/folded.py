@@ -53,7 +53,7 @@ class FoldedDecoder:
     def __init__(self, decoder: CodeDecoder) -> None:
         """Fold the weights."""
         stack, lone = decoder.decoder, decoder.config.soft_tokens == 1
-        self.first_L = [1 + sum(decoder.sizes[:level]) for level in range(len(decoder.sizes))]
+        self.token_offset_L = [1 + sum(decoder.sizes[:level]) for level in range(len(decoder.sizes))]
         """Row of the tables where each level's tokens begin; row 0 is the start token."""
         self.blocks = [_block(block, lone) for block in _blocks(stack.blocks)]
         self.embedding_TM = decoder.table.detach().float()

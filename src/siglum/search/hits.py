@@ -27,10 +27,10 @@ def as_hits(index: Index, ranking: Ranking, similarity: Sequence[float | None] |
     """Return a ranking as hits, ranks from 1."""
     ids, codes = index.ids.take(ranking.position), index.codes(ranking.row).tolist()
     scores = ranking.score.tolist()
-    near = [None] * len(ranking) if similarity is None else similarity
+    values = [None] * len(ranking) if similarity is None else similarity
     shown = map(read_fields, index.fields.take(ranking.position))
-    found = enumerate(zip(ids, scores, codes, near, shown, strict=True), 1)
-    return [Hit(name, score, tuple(path), rank, close, *kept) for rank, (name, score, path, close, kept) in found]
+    found = enumerate(zip(ids, scores, codes, values, shown, strict=True), 1)
+    return [Hit(name, score, tuple(path), rank, value, *kept) for rank, (name, score, path, value, kept) in found]
 
 
 def similarities(

@@ -59,7 +59,7 @@ class LookAhead:
 
     codebooks: list[Tensor]
     omega: float
-    first: int = 0
+    first_geometric: int = 0
     """Levels before this one carry no codeword."""
 
     @torch.no_grad()
@@ -70,7 +70,7 @@ class LookAhead:
             rows = np.arange(start, min(start + CHUNK, len(index)))
             codes = torch.as_tensor(index.codes(rows), device=query_QD.device).long()
             hat = torch.zeros(len(rows), query_QD.shape[1], device=query_QD.device)
-            for level in range(self.first, index.levels):
+            for level in range(self.first_geometric, index.levels):
                 hat += self.codebooks[level][codes[:, level]]
             gain = self.omega * (2 * query_QD @ hat.T - hat.square().sum(-1))
             gain_QN[:, rows[0] : rows[-1] + 1] = gain.cpu().numpy()
@@ -79,11 +79,11 @@ class LookAhead:
         return Potential(gain_QN)
 
 
-def build_lookahead(config: SearchConfig, codebooks: list[Tensor], first: int = 0) -> LookAhead | None:
-    """Return the look-ahead the config asks for; `first` is the first level whose token carries a codeword."""
+def build_lookahead(config: SearchConfig, codebooks: list[Tensor], first_geometric: int = 0) -> LookAhead | None:
+    """Return the look-ahead the config asks for; `first_geometric` is the first level whose token has a codeword."""
     if not config.lookahead:
         return None
     one_of("search.scorer with look-ahead", config.scorer, ("fused", "geometry"))
     if config.zscore:
         raise SiglumError("look-ahead needs the plain geometric score; turn search.zscore off.")
-    return LookAhead(codebooks, config.omega if config.scorer == "fused" else 1.0, first)
+    return LookAhead(codebooks, config.omega if config.scorer == "fused" else 1.0, first_geometric)

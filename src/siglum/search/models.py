@@ -24,7 +24,7 @@ from siglum.generate.query import QueryHead
 from siglum.generate.store import load_decoder, save_decoder
 from siglum.log import progress as told
 from siglum.run.folder import RunFolder
-from siglum.search.asked import Asked, AskedQueries, items_of
+from siglum.search.asked import AskedQueries, QueryLike, items_of
 from siglum.search.state import NewItems, checked_items
 from siglum.terminal import shown_if
 from siglum.tokenize.store import save_tokenizer
@@ -75,7 +75,7 @@ class Models:
 
     def encode_queries(
         self,
-        queries: Asked | Sequence[Asked] | Features,
+        queries: QueryLike | Sequence[QueryLike] | Features,
         image: Picture | Sequence[Picture | None] | None = None,
         *,
         instruction: str | None = None,
@@ -91,7 +91,7 @@ class Models:
         return self._vectors_of(questions.rows, questions.is_one, "queries", progress)
 
     def encode_items(
-        self, items: Item | Asked | Iterable[Item | Asked] | Features, *, progress: bool = False
+        self, items: Item | QueryLike | Iterable[Item | QueryLike] | Features, *, progress: bool = False
     ) -> np.ndarray:
         """Return the vectors (n, D) that items are coded from, or (D,) of one that is in no list; float32 of length 1.
 
@@ -156,7 +156,7 @@ class Models:
 
     def _encoder_facts(self) -> dict[str, str]:
         """Return what the record keeps of the encoder, without building one that was not needed so far."""
-        known, mark = self._encoder, self._encoder_fingerprint
+        known, fingerprint = self._encoder, self._encoder_fingerprint
         if isinstance(known, str) or known is None:
-            return {"encoder": known or "none", **({"encoder_fingerprint": mark} if mark else {})}
+            return {"encoder": known or "none", **({"encoder_fingerprint": fingerprint} if fingerprint else {})}
         return {"encoder": known.name, "encoder_fingerprint": known.fingerprint()}

@@ -102,16 +102,16 @@ def fused_beam_search(
     omega: float = 10.0,
     beam: int = 50,
     k: int = 10,
-    first: int = 0,
+    first_geometric: int = 0,
     within: Iterable[str] | np.ndarray | None = None,
     batch_size: int = 64,
 ) -> list[Ranking]:
     """Return the k best items of every query by beam search over a trie; `position` is an item's row in its codes.
 
     A prefix scores the sum of the scorer's log-probabilities and, with codebooks (V_l, D), omega times the drop in
-    squared distance to the query vector (eq. cdsb); without a scorer, that drop alone. Levels before `first` carry no
-    codeword. `within` restricts the search to ids or to a mask over the items. Queries that are no vectors of the
-    codebooks' space come as an `EncodedQuery`. Example:
+    squared distance to the query vector (eq. cdsb); without a scorer, that drop alone. Levels before `first_geometric`
+    carry no codeword. `within` restricts the search to ids or to a mask over the items. Queries that are no vectors of
+    the codebooks' space come as an `EncodedQuery`. Example:
 
         trie = siglum.build_trie(codes)
         best = siglum.fused_beam_search(trie, model.log_probs, queries, codebooks=books, k=5)[0].position
@@ -121,12 +121,15 @@ def fused_beam_search(
     if not isinstance(query, EncodedQuery):
         check_tensor("queries", query, "QD")
     check_codebooks(codebooks)
-    first, batch_size = whole_number("first", first, 0), whole_number("the batch size", batch_size)
+    first_geometric, batch_size = (
+        whole_number("first_geometric", first_geometric, 0),
+        whole_number("the batch size", batch_size),
+    )
     if isinstance(omega, bool) or not isinstance(omega, Real) or not 0 <= omega < float("inf"):
         raise SiglumError(f"omega is a weight of 0 or more, not {shown(omega)}.")
     parts: list[Scorer] = [] if scorer is None else [as_scorer(scorer)]
     if codebooks and (omega > 0 or not parts):
-        parts.append(GeometryScorer(list(codebooks), omega if parts else 1.0, first=first))
+        parts.append(GeometryScorer(list(codebooks), omega if parts else 1.0, first_geometric=first_geometric))
     if not parts:
         raise SiglumError("a beam search needs something to rank by: a scorer, codebooks or both.")
     _check_codebooks(trie, codebooks)

@@ -29,7 +29,7 @@ from siglum.run.folder import RunFolder
 from siglum.run.generations import holds_index, open_index, refuse_dropping, save_index
 from siglum.run.live import LiveIndex
 from siglum.run.lock import lock_run
-from siglum.search.asked import Asked, AskedQueries, SearchKeywords, SearchOptions, SearchRequest, Within
+from siglum.search.asked import AskedQueries, QueryLike, SearchKeywords, SearchOptions, SearchRequest, Within
 from siglum.search.beam import Ranking
 from siglum.search.engine import Engine, FastEngines
 from siglum.search.hits import as_hits, reconstruct, similarities
@@ -108,9 +108,10 @@ class Retriever(Models):
             raise SiglumError(f"{root} is not a run folder.")
         run = RunFolder(root)
         tokenizer, record = load_tokenizer(run.tokenizer, device)
-        own, mark, fusion = record["tokenizer_fingerprint"], record.get("encoder_fingerprint"), tokenizer.fusion
+        own, fusion = record["tokenizer_fingerprint"], tokenizer.fusion
+        encoder_fingerprint = record.get("encoder_fingerprint")
         if encoder is not None and not isinstance(encoder, str):
-            check_encoder(encoder, mark, len(fusion.image_shift), len(fusion.text_shift))
+            check_encoder(encoder, encoder_fingerprint, len(fusion.image_shift), len(fusion.text_shift))
         config: SearchConfig = from_dict(SearchConfig, read_root_json(root, "config.json", "search")["search"])
         decoder, head = None, None
         if run.decoder.exists():
@@ -128,7 +129,7 @@ class Retriever(Models):
             head=head,
             config=config,
             encoder=encoder or record.get("encoder", "none"),
-            encoder_fingerprint=mark,
+            encoder_fingerprint=encoder_fingerprint,
             item_ND=_as_tensor(opened.vectors_ND, device),
             device=device,
         )
@@ -198,7 +199,7 @@ class Retriever(Models):
     @overload
     def search(
         self,
-        query: Asked | None = None,
+        query: QueryLike | None = None,
         image: Picture | None = None,
         *,
         text: str | None = None,
@@ -207,7 +208,7 @@ class Retriever(Models):
     @overload
     def search(
         self,
-        query: Sequence[Asked] | None = None,
+        query: Sequence[QueryLike] | None = None,
         image: Sequence[Picture | None] | None = None,
         *,
         text: Sequence[str] | None = None,
@@ -215,7 +216,7 @@ class Retriever(Models):
     ) -> list[list[Hit]]: ...
     def search(
         self,
-        query: Asked | Sequence[Asked] | None = None,
+        query: QueryLike | Sequence[QueryLike] | None = None,
         image: Picture | Sequence[Picture | None] | None = None,
         *,
         text: str | Sequence[str] | None = None,
@@ -296,8 +297,8 @@ class Retriever(Models):
         rankings = self._rank(state, asked, how)
         if how.min_score is not None:
             rankings = [ranking.above(how.min_score) for ranking in rankings]
-        near = similarities(rankings, asked, state, self.tokenizer.quantizer)
-        return [as_hits(state.index, *pair) for pair in zip(rankings, near, strict=True)]
+        similarity = similarities(rankings, asked, state, self.tokenizer.quantizer)
+        return [as_hits(state.index, *pair) for pair in zip(rankings, similarity, strict=True)]
 
     def reconstruct(self, ids: Iterable[str]) -> np.ndarray:
         """Return what the codes of items say of their vectors, the sums of their codewords (n, D), float32.

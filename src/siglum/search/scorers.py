@@ -48,7 +48,7 @@ class GeometryScorer:
     codebooks: list[Tensor]
     omega: float = 1.0
     zscore: bool = False
-    first: int = 0
+    first_geometric: int = 0
     """Levels before this one add nothing."""
 
     def begin(self, query: EncodedQuery) -> Tensor:
@@ -57,7 +57,7 @@ class GeometryScorer:
 
     def score(self, state: Tensor, level: int, parent_C: Tensor, token_C: Tensor) -> Tensor:
         """Return omega times the geometric gain (eq. cdsb)."""
-        if level < self.first:
+        if level < self.first_geometric:
             return state.new_zeros(len(parent_C))
         gain = geometric_gain(state, self.codebooks[level])
         if self.zscore:
@@ -196,27 +196,37 @@ def check_codebooks(config: SearchConfig, codebooks: Sequence[Tensor]) -> None:
         )
 
 
-def build_scorer(config: SearchConfig, codebooks: list[Tensor], decoder: CodeDecoder | None, first: int = 0) -> Scorer:
-    """Return the scorer named by the config; `first` is the first level whose token carries a codeword.
+def build_scorer(
+    config: SearchConfig, codebooks: list[Tensor], decoder: CodeDecoder | None, first_geometric: int = 0
+) -> Scorer:
+    """Return the scorer named by the config; `first_geometric` is the first level whose token carries a codeword.
 
     Where the config looks ahead, the geometric part is left to `build_lookahead`.
     """
     check_codebooks(config, codebooks)
-    scorer: Scorer = SCORERS[SCORERS.checked("search.scorer", config.scorer)](config, codebooks, decoder, first)
+    scorer: Scorer = SCORERS[SCORERS.checked("search.scorer", config.scorer)](
+        config, codebooks, decoder, first_geometric
+    )
     return scorer
 
 
-def build_oracle(config: SearchConfig, codebooks: list[Tensor], decoder: CodeDecoder | None, first: int) -> Scorer:
+def build_oracle(
+    config: SearchConfig, codebooks: list[Tensor], decoder: CodeDecoder | None, first_geometric: int
+) -> Scorer:
     """Return the quantised oracle."""
     return OracleScorer(codebooks)
 
 
-def build_geometry(config: SearchConfig, codebooks: list[Tensor], decoder: CodeDecoder | None, first: int) -> Scorer:
+def build_geometry(
+    config: SearchConfig, codebooks: list[Tensor], decoder: CodeDecoder | None, first_geometric: int
+) -> Scorer:
     """Return geometry alone."""
-    return GeometryScorer(codebooks, 0.0 if config.lookahead else 1.0, first=first)
+    return GeometryScorer(codebooks, 0.0 if config.lookahead else 1.0, first_geometric=first_geometric)
 
 
-def build_decoder(config: SearchConfig, codebooks: list[Tensor], decoder: CodeDecoder | None, first: int) -> Scorer:
+def build_decoder(
+    config: SearchConfig, codebooks: list[Tensor], decoder: CodeDecoder | None, first_geometric: int
+) -> Scorer:
     """Return the decoder alone, less its prior where the config asks for that."""
     if decoder is None:
         raise SiglumError(
@@ -233,10 +243,12 @@ def build_decoder(config: SearchConfig, codebooks: list[Tensor], decoder: CodeDe
     return SumScorer([decoding, PriorScorer(decoder, config.prior)])
 
 
-def build_fused(config: SearchConfig, codebooks: list[Tensor], decoder: CodeDecoder | None, first: int) -> Scorer:
+def build_fused(
+    config: SearchConfig, codebooks: list[Tensor], decoder: CodeDecoder | None, first_geometric: int
+) -> Scorer:
     """Return geometric score fusion (eq. cdsb)."""
-    decoding = build_decoder(config, codebooks, decoder, first)
+    decoding = build_decoder(config, codebooks, decoder, first_geometric)
     if config.omega <= 0 or config.lookahead:
         return decoding
-    geometry = GeometryScorer(codebooks, config.omega, config.zscore, first)
+    geometry = GeometryScorer(codebooks, config.omega, config.zscore, first_geometric)
     return SumScorer([*(decoding.parts if isinstance(decoding, SumScorer) else [decoding]), geometry])

@@ -52,14 +52,14 @@ class Quantiser(nn.Module):
         return self.config.modality != "none"
 
     @property
-    def first(self) -> int:
+    def first_residual(self) -> int:
         """Position of the first token of the quantiser's own."""
         return int(self.has_modality)
 
     @property
     def first_geometric(self) -> int:
         """Position of the first token whose codeword is part of a reconstruction's geometry."""
-        return 0 if self.config.modality_vector else self.first
+        return 0 if self.config.modality_vector else self.first_residual
 
     def fit(self, vector_ND: Tensor, modality_N: Tensor | None, generator: torch.Generator) -> None:
         """Learn from the vectors of a collection."""

@@ -46,7 +46,7 @@ def held_out_rank_losses(
         apart = tokenizer.fusion.config.negatives == "modality"
         other = kinds[x][:, None] != kinds[x][None, :] if apart else None
         partial = tokenizer.quantizer.partial_sums(codes)
-        own = (place, repeat, TokenizerConfig(), tokenizer.quantizer.first, other)
+        own = (place, repeat, TokenizerConfig(), tokenizer.quantizer.first_residual, other)
         loss_Q = prefix_ranking_loss(query[q], item[x], partial, codes, *own, by_query=True)
         found_Q[rows] = loss_Q.double().cpu().numpy()
     return found_Q

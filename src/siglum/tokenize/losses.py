@@ -17,13 +17,15 @@ NEVER = -1e4
 """A teacher's score that leaves nothing at any temperature in use."""
 
 
-def residual_loss(residuals: list[Tensor], codeword_NTD: Tensor, first: int = 0) -> Tensor:
+def residual_loss(residuals: list[Tensor], codeword_NTD: Tensor, first_residual: int = 0) -> Tensor:
     """L_rq (eq. rq_loss): squared distance of each residual to its (fixed) codeword.
 
-    Mean over vectors, over the D numbers and over the residual levels from `first` on, as in GENIUS; the
+    Mean over vectors, over the D numbers and over the residual levels from `first_residual` on, as in GENIUS; the
     paper's sum is this times L * D.
     """
-    terms = [F.mse_loss(residuals[level], codeword_NTD[:, level].detach()) for level in range(first, len(residuals))]
+    terms = [
+        F.mse_loss(residuals[level], codeword_NTD[:, level].detach()) for level in range(first_residual, len(residuals))
+    ]
     return torch.stack(terms).mean()
 
 
@@ -139,7 +141,7 @@ def prefix_ranking_loss(
     positive_Q: Tensor | None = None,
     repeat_N: Tensor | None = None,
     config: TokenizerConfig | None = None,
-    first: int = 0,
+    first_residual: int = 0,
     other_QN: Tensor | None = None,
     *,
     by_query: bool = False,
@@ -150,21 +152,21 @@ def prefix_ranking_loss(
     reconstruction its candidates share, <q, x̂_l>. Both are softmaxes at temperature tau over the distinct
     prefixes among the top-k in-batch candidates (`rank_form` items: over the candidates themselves). Query i answers
     to target `positive_Q[i]`, by default to target i; `repeat_N` marks targets that stand earlier in the batch already,
-    `other_QN` those that are no candidates of a query. Levels before `first` count as part of the prefix alone. With
-    `by_query` it is one number a query (Q,).
+    `other_QN` those that are no candidates of a query. Levels before `first_residual` count as part of the prefix
+    alone. With `by_query` it is one number a query (Q,).
     """
     config = TokenizerConfig() if config is None else config
     one_of("tokenizer.rank_form", config.rank_form, ("prefixes", "items"))
     check_tensor("queries", query_QD, "QD")
     positive_Q = torch.arange(len(query_QD), device=query_QD.device) if positive_Q is None else positive_Q
-    _check_batch(query_QD, target_ND, partial_NTD, codes_NT, positive_Q, first)
+    _check_batch(query_QD, target_ND, partial_NTD, codes_NT, positive_Q, first_residual)
     out_QN = torch.zeros_like(codes_NT[:, 0], dtype=torch.bool)[None] if repeat_N is None else repeat_N[None]
     out_QN = out_QN if other_QN is None else out_QN | other_QN
     pick, teacher, real = teach(query_QD, target_ND, positive_Q, out_QN, config)
     query = query_QD if config.rank_student_gradient else query_QD.detach()
     students, kept = [], []
-    prefix = prefix_numbers(codes_NT, first)
-    for level, partial_ND in enumerate(partial_NTD.unbind(1)[first:], first):
+    prefix = prefix_numbers(codes_NT, first_residual)
+    for level, partial_ND in enumerate(partial_NTD.unbind(1)[first_residual:], first_residual):
         against_ND = F.normalize(partial_ND, dim=-1) if config.rank_cosine else partial_ND
         students.append((query @ against_ND.T).gather(1, pick))
         if config.rank_form == "prefixes":
@@ -178,19 +180,19 @@ def prefix_ranking_loss(
 
 
 def _check_batch(
-    query_QD: Tensor, target_ND: Tensor, partial_NTD: Tensor, codes_NT: Tensor, positive_Q: Tensor, first: int
+    query_QD: Tensor, target_ND: Tensor, partial_NTD: Tensor, codes_NT: Tensor, positive_Q: Tensor, first_residual: int
 ) -> None:
     """Refuse a batch whose parts do not fit together; no value is looked at, so that no device is waited for."""
     check_tensor("targets", target_ND, "ND")
     check_tensor("partial sums", partial_NTD, "NTD")
     check_tensor("codes", codes_NT, "NT", whole=True)
     check_tensor("positives", positive_Q, "Q", whole=True)
-    first = whole_number("first", first, 0)
+    first_residual = whole_number("first_residual", first_residual, 0)
     dim, (targets, levels) = query_QD.shape[-1], codes_NT.shape if codes_NT.ndim == 2 else (-1, 0)
     fits = target_ND.shape == (targets, dim) and partial_NTD.shape == (targets, levels, dim) and query_QD.ndim == 2
-    if not (fits and positive_Q.shape == query_QD.shape[:1] and 0 <= first < levels):
+    if not (fits and positive_Q.shape == query_QD.shape[:1] and 0 <= first_residual < levels):
         shapes = ", ".join(str(tuple(one.shape)) for one in (query_QD, target_ND, partial_NTD, codes_NT, positive_Q))
         raise SiglumError(
             "prefix ranking takes queries (Q, D), targets (N, D), their partial sums (N, T, D) and codes (N, T), and a"
-            f" target of each query (Q,), but was given {shapes} with first {first}."
+            f" target of each query (Q,), but was given {shapes} with first_residual {first_residual}."
         )

@@ -55,7 +55,7 @@ class ProductQuantizer(Quantiser):
         variance_D, axes_DD = torch.linalg.eigh(apart_ND.T @ apart_ND)
         self.axes_DD.copy_(axes_DD.flip(1))
         self.width_L.copy_(torch.tensor(share_axes(variance_D.flip(0).tolist(), self.config.vocab)))
-        for level, basis_DW in enumerate(self.bases(), self.first):
+        for level, basis_DW in enumerate(self.bases(), self.first_residual):
             centroid_VW = self.fit_codebook(rest_ND @ basis_DW, self.sizes[level], generator)
             self.codebooks[level].copy_(centroid_VW @ basis_DW.T)
 
@@ -65,7 +65,7 @@ class ProductQuantizer(Quantiser):
         if self.has_modality:
             codes.append(self.modality_codes(rest_ND, modality_N))
             rest_ND = rest_ND - self.codebooks[0][codes[0]]
-        for book_VD, basis_DW in zip(list(self.codebooks)[self.first :], self.bases(), strict=True):
+        for book_VD, basis_DW in zip(list(self.codebooks)[self.first_residual :], self.bases(), strict=True):
             codes.append(nearest(rest_ND @ basis_DW, book_VD @ basis_DW))
         return torch.stack(codes, 1)
 

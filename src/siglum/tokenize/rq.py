@@ -70,7 +70,7 @@ class ResidualQuantizer(Quantiser):
         return self.codebooks.state_dict()
 
     def _choose(self, residual_ND: Tensor, level: int, modality_N: Tensor | None) -> Tensor:
-        if level < self.first:
+        if level < self.first_residual:
             return self.modality_codes(residual_ND, modality_N)
         return nearest(residual_ND, self.codebooks[level])
 
@@ -96,7 +96,7 @@ class ResidualQuantizer(Quantiser):
         residual_NBD, codes_NBT = vector_ND.float()[:, None], torch.zeros(len(vector_ND), 1, 0, dtype=torch.long)
         codes_NBT = codes_NBT.to(vector_ND.device)
         for level, book in enumerate(self.codebooks):
-            if level < self.first:
+            if level < self.first_residual:
                 chosen = self._choose(residual_NBD[:, 0], level, modality_N)[:, None]
                 parent = torch.zeros_like(chosen)
             else:
@@ -115,18 +115,18 @@ class ResidualQuantizer(Quantiser):
         vector_ND: Tensor,
         modality_N: Tensor | None,
         generator: torch.Generator,
-        vectors_a_step: int | None = None,
+        vectors_per_step: int | None = None,
     ) -> None:
         """K-means level by level on the residuals of up to `kmeans_per_code` vectors a codeword.
 
         EMA counts start where they will settle, at each code's share of the vectors of a step (by default, of all
         vectors given); with less weight the first batches would wash the k-means start away.
         """
-        weight = 1.0 if vectors_a_step is None else vectors_a_step / len(vector_ND)
+        weight = 1.0 if vectors_per_step is None else vectors_per_step / len(vector_ND)
         residual = vector_ND.float()
         for level, size in enumerate(self.sizes):
             book = self.codebooks[level]
-            if level < self.first:
+            if level < self.first_residual:
                 label = self.fit_modality(residual, modality_N, generator)
             else:
                 book.copy_(self.fit_codebook(residual, size, generator))
@@ -152,16 +152,16 @@ class ResidualQuantizer(Quantiser):
         total = count.sum()
         return (count + EPSILON) / (total + len(count) * EPSILON) * total
 
-    def draw_picks(self, rows: int, steps: int, generator: torch.Generator) -> RevivalRows:
+    def draw_revival_rows(self, rows: int, steps: int, generator: torch.Generator) -> RevivalRows:
         """Draw what the revivals of so many steps on so many vectors may take."""
-        config, sizes = self.config, self.sizes[self.first :]
+        config, sizes = self.config, self.sizes[self.first_residual :]
         # By the fair share, a level of any size loses revive_below codes a vector, beside those that were idle before.
         late = math.ceil(config.revive_below * rows * steps)
         deaths = [size * steps if config.revive_absolute else size + late for size in sizes]
         return RevivalRows(rows, sum(deaths), generator, self.codebooks[0].device)
 
     @torch.no_grad()
-    def fit_step(self, residuals: list[Tensor], codes_NT: Tensor, picks: RevivalRows) -> dict[int, Tensor]:
+    def fit_step(self, residuals: list[Tensor], codes_NT: Tensor, revival_rows: RevivalRows) -> dict[int, Tensor]:
         """One EMA step on the residuals of this batch, then revive dead codes; return which ones (V,), by level.
 
         No value leaves the device: whether any code is dead is never asked.
@@ -174,8 +174,8 @@ class ResidualQuantizer(Quantiser):
             fixed = level == 0 and self.has_modality and not self.config.modality_vector
             if not fixed and self.config.update != "grad":
                 self._ema_step(level, residual_ND, code_N, used_V)
-            if level >= self.first and self.config.revive_below > 0:
-                revived[level] = self._revive(level, residual_ND, used_V, picks)
+            if level >= self.first_residual and self.config.revive_below > 0:
+                revived[level] = self._revive(level, residual_ND, used_V, revival_rows)
         return revived
 
     def _ema_step(self, level: int, residual_ND: Tensor, code_N: Tensor, used_V: Tensor) -> None:
@@ -185,7 +185,7 @@ class ResidualQuantizer(Quantiser):
         self._kept("total", level).mul_(decay).add_(total, alpha=1 - decay)
         self.codebooks[level].copy_(self._kept("total", level) / self._smoothed(level)[:, None])
 
-    def _revive(self, level: int, residual_ND: Tensor, used_V: Tensor, picks: RevivalRows) -> Tensor:
+    def _revive(self, level: int, residual_ND: Tensor, used_V: Tensor, revival_rows: RevivalRows) -> Tensor:
         """Replace dead codes by random residuals of the batch, reset their EMA state and return which they were (V,).
 
         A code is dead if it was not chosen once while its fair share came to 1 / revive_below choices. The rule
@@ -196,7 +196,7 @@ class ResidualQuantizer(Quantiser):
         idle.add_(used_V.sum() / len(used_V)).masked_fill_(used_V > 0, 0.0)
         below = self.config.revive_below
         dead_V = count < below if self.config.revive_absolute else idle > 1 / below
-        fresh_VD = dist.gather(residual_ND.contiguous())[picks.take(dead_V)]
+        fresh_VD = dist.gather(residual_ND.contiguous())[revival_rows.take(dead_V)]
         fair = count.mean().clamp(min=EPSILON)
         book = self.codebooks[level]
         book.copy_(torch.where(dead_V[:, None], fresh_VD, book))

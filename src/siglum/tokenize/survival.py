@@ -12,15 +12,15 @@ from torch import Tensor
 
 @torch.no_grad()
 def token_survival(
-    query_QD: Tensor, codes_QT: Tensor, codebooks: list[Tensor], beam: int, first: int = 0
+    query_QD: Tensor, codes_QT: Tensor, codebooks: list[Tensor], beam: int, first_residual: int = 0
 ) -> list[float]:
-    """Per-level token survival under the quantised oracle (the paper's Fig. 2a), residual levels from `first` on.
+    """Per-level token survival under the quantised oracle (the paper's Fig. 2a), from level `first_residual` on.
 
     At each level the preceding target prefix is given; the target token survives if it is among the top `beam`
     of ALL the level's codewords by <q, c>. Chance is beam / V.
     """
     shares = []
-    for level in range(first, codes_QT.shape[1]):
+    for level in range(first_residual, codes_QT.shape[1]):
         scores = query_QD @ codebooks[level].T
         own = scores.gather(1, codes_QT[:, level : level + 1])
         shares.append(((scores > own).sum(1) < beam).double().mean())

@@ -64,7 +64,7 @@ def tokenizer_losses(
     codes, residuals = quantizer.assign(both, kinds)
     chosen = quantizer.codewords(codes)
     number = len(query_PD)
-    losses = {"rq": residual_loss(residuals, chosen, quantizer.first)}
+    losses = {"rq": residual_loss(residuals, chosen, quantizer.first_residual)}
     if query_PD.requires_grad:  # with fixed vectors L_cl is a constant
         losses["cl"] = contrastive_loss(
             query_PD, target_PD, target_id_P, fusion.temperature, kind_P=kind, smoothing=fusion.smoothing
@@ -83,7 +83,7 @@ def tokenizer_losses(
         positive = place[dist.rank() * number :][:number]
         other = None if kind is None else kind[:, None] != dist.gather(kind)[None, :]
         losses["rank"] = prefix_ranking_loss(
-            query_PD, all_x, partial, all_codes, positive, repeat, config, quantizer.first, other
+            query_PD, all_x, partial, all_codes, positive, repeat, config, quantizer.first_residual, other
         )
     return losses, residuals, codes
 
@@ -199,7 +199,7 @@ class TokenizerTraining(PairTraining):
         self.optimiser = adam(groups) if self.parameters else None
         self.rank_weight = torch.zeros((), device=device)
         """Lambda times the warm-up ramp, filled before every step."""
-        self.picks: RevivalRows | None = None
+        self.revival_rows: RevivalRows | None = None
         """What this epoch's revivals take: the same tensors in every epoch, as a graph knows them by their place."""
         self.graphed: GraphedStep[tuple[dict[str, Tensor], Tensor]] = GraphedStep(device, graphs=graphs)
 
@@ -214,8 +214,10 @@ class TokenizerTraining(PairTraining):
         vectors, kinds = item[rows], self.modality[rows]
         if self.config.statistics == "both":
             vectors, kinds = torch.cat([vectors, query[self.pair_q]]), torch.cat([kinds, self.modality[self.pair_x]])
-        a_step = self.config.batch_size * (2 if self.config.statistics == "both" else 1)
-        self.quantizer.fit(vectors, kinds, generator, **({"vectors_a_step": a_step} if self.quantizer.trains else {}))
+        per_step = self.config.batch_size * (2 if self.config.statistics == "both" else 1)
+        self.quantizer.fit(
+            vectors, kinds, generator, **({"vectors_per_step": per_step} if self.quantizer.trains else {})
+        )
 
     def _vectors(self, query_rows: Tensor, item_rows: Tensor) -> tuple[Tensor, Tensor]:
         if self.fixed is not None:
@@ -227,7 +229,7 @@ class TokenizerTraining(PairTraining):
         self.fusion.train(self.fixed is None)
         generator = torch.Generator().manual_seed(seed_of(self.seed, "tokenizer", epoch))
         sums: dict[str, Tensor] = {}
-        work, picks = self.batches("tokenizer", epoch, generator), self.draw_picks(generator)
+        work, revival_rows = self.batches("tokenizer", epoch, generator), self.draw_revival_rows(generator)
         used = torch.zeros(sum(self.quantizer.sizes), device=self.device)
         for step, rows in work:
             losses, codes = self.step(dist.share(rows), step)
@@ -238,7 +240,7 @@ class TokenizerTraining(PairTraining):
         seen = (dist.sum_over_processes(used) > 0).float().split(self.quantizer.sizes)
         metrics: Metrics = {f"loss_{name}": float(value) / self.steps for name, value in sums.items()}
         metrics["usage"] = [round(float(level.mean()), 4) for level in seen]
-        metrics["revived"] = int(picks.taken)
+        metrics["revived"] = int(revival_rows.taken)
         metrics["survival"] = self._survival()
         return metrics
 
@@ -251,20 +253,22 @@ class TokenizerTraining(PairTraining):
         query, item = self._vectors(query_rows, item_rows)
         self.fusion.train(was_training)
         codes = self.quantizer.encode(item, self.modality[item_rows])
-        shares = token_survival(query, codes, list(self.quantizer.codebooks), WATCHED_BEAM, self.quantizer.first)
+        shares = token_survival(
+            query, codes, list(self.quantizer.codebooks), WATCHED_BEAM, self.quantizer.first_residual
+        )
         return [round(share, 4) for share in shares]
 
-    def draw_picks(self, generator: torch.Generator) -> RevivalRows:
-        """Draw what an epoch's revivals may need into `picks` and return it."""
-        vectors_a_pair = 1 if self.config.statistics == "targets" else 2
-        rows = vectors_a_pair * min(self.config.batch_size, len(self.pair_q))
-        drawn = self.quantizer.draw_picks(rows, self.steps, generator)
-        if self.picks is None:
-            self.picks = drawn
+    def draw_revival_rows(self, generator: torch.Generator) -> RevivalRows:
+        """Draw what an epoch's revivals may need into `revival_rows` and return it."""
+        vectors_per_pair = 1 if self.config.statistics == "targets" else 2
+        rows = vectors_per_pair * min(self.config.batch_size, len(self.pair_q))
+        drawn = self.quantizer.draw_revival_rows(rows, self.steps, generator)
+        if self.revival_rows is None:
+            self.revival_rows = drawn
         else:
-            self.picks.row_M.copy_(drawn.row_M)
-            self.picks.taken.zero_()
-        return self.picks
+            self.revival_rows.row_M.copy_(drawn.row_M)
+            self.revival_rows.taken.zero_()
+        return self.revival_rows
 
     def step(self, rows: Tensor, step: int) -> tuple[dict[str, Tensor], Tensor]:
         """Make a step of this number on these rows of the pairs; return the losses, and the codes of both sides."""
@@ -294,13 +298,13 @@ class TokenizerTraining(PairTraining):
         # Pair by pair, so that the rows of several processes join in the order in which one process has them.
         pairs = torch.arange(len(codes), device=self.device).view(2, -1).T
         keep = pairs[:, 1] if self.config.statistics == "targets" else pairs.flatten()
-        assert self.picks is not None, "an epoch draws them first"
-        taken = self.picks.taken
+        assert self.revival_rows is not None, "an epoch draws them first"
+        taken = self.revival_rows.taken
         self.quantizer.follow_gradient()
-        self._forget(self.quantizer.fit_step([r[keep].detach() for r in residuals], codes[keep], self.picks))
-        self.picks.taken = taken.copy_(self.picks.taken)
+        self.forget(self.quantizer.fit_step([r[keep].detach() for r in residuals], codes[keep], self.revival_rows))
+        self.revival_rows.taken = taken.copy_(self.revival_rows.taken)
 
-    def _forget(self, revived: dict[int, Tensor]) -> None:
+    def forget(self, revived: dict[int, Tensor]) -> None:
         """Clear the optimiser's memory of revived codewords: it belongs to the dead ones."""
         if self.optimiser is None:
             return

@@ -51,7 +51,7 @@ def test_items_are_coded_by_their_nearest_codewords(pool: Pool) -> None:
     assert torch.equal(residual_codes(item_ND, pool.codebooks[1:]), torch.as_tensor(codes_NT[:, 1:]).long())
     assert np.bincount(codes_NT[:, 1]).max() < ITEMS / 3  # codes are used, not one for all
     torch.testing.assert_close(item_ND.norm(dim=1), torch.ones(ITEMS))
-    assert not pool.codebooks[0].any() and pool.first == 1
+    assert not pool.codebooks[0].any() and pool.first_geometric == 1
 
 
 def test_queries_have_items_nearby_and_do_not_repeat(pool: Pool) -> None:
@@ -84,7 +84,7 @@ def test_the_engine_is_compared_with_the_paper_score(pool: Pool, tmp_path: Path,
 
 
 def test_the_engine_of_static_shapes_finds_the_same(pool: Pool) -> None:
-    engine = GraphSearch(pool.decoder(), pool.codebooks, pool.index, pool.config, pool.first, "cpu")
+    engine = GraphSearch(pool.decoder(), pool.codebooks, pool.index, pool.config, pool.first_geometric, "cpu")
     found = [ranking.position for ranking in engine.search(pool.query_QD[:8], k=50)]
     assert [overlap(one, other) for one, other in zip(found, pool.reference["paper"], strict=False)] == [1.0] * 8
 
@@ -108,8 +108,8 @@ def test_the_reference_answers_are_those_of_look_ahead_and_prior(best: Pool, tmp
     system = open_system(("reference", "exact", "fp32"), best, "cpu", 1, 4, tmp_path)
     part = time_calls(system, best.query_QD, 4, 1.0, best.reference["best"], thorough=True)
     assert part["overlap"] == 1.0 and part["checked"] == 32
-    scorer = build_scorer(best.config, best.codebooks, best.decoder(), best.first)
-    ahead = build_lookahead(best.config, best.codebooks, best.first)
+    scorer = build_scorer(best.config, best.codebooks, best.decoder(), best.first_geometric)
+    ahead = build_lookahead(best.config, best.codebooks, best.first_geometric)
     few = search_items(scorer, best.index, best.query_QD[:32], beam=best.config.beam, k=50, ahead=ahead)
     assert [row.position.tolist() for row in few] == [row.tolist() for row in best.reference["best"]]
     plain = replace(best, config=replace(best.config, lookahead=False, prior=0.0))

@@ -84,7 +84,7 @@ def test_divergence_is_against_the_teacher_it_is_given(trained: tuple[Setting, T
     other = divergence(one, task, (original[0], original[1]))
     teacher = original[0][task.query_rows] @ original[1][task.pool_rows].T / tau
     partial = one.tokenizer.quantizer.partial_sums(one.codes_NT[task.pool_rows])
-    level = one.tokenizer.quantizer.first
+    level = one.tokenizer.quantizer.first_residual
     codes = [tuple(row[: level + 1].tolist()) for row in one.codes_NT[task.pool_rows]]
     for place, row in enumerate(task.query_rows[:5]):
         best: dict[tuple[int, ...], list[float]] = {}

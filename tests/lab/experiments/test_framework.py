@@ -334,7 +334,7 @@ def test_quantities_are_those_of_the_task_in_its_own_pool(one: tuple[Setting, Tr
             trained.codes_NT[targets],
             trained.tokenizer.codebooks(),
             7,
-            quantizer.first,
+            quantizer.first_residual,
         )
         assert [float(level.token_survived_Q.mean()) for level in levels] == pytest.approx(wanted)
         assert [level.size for level in levels] == list(trained.config.tokenizer.vocab)

@@ -57,7 +57,7 @@ def test_levels_are_measured_on_all_queries(setting: Setting, results: dict[str,
         trained.codes_NT[target],
         trained.tokenizer.codebooks(),
         BEAM,
-        trained.tokenizer.quantizer.first,
+        trained.tokenizer.quantizer.first_residual,
     )
     levels = results["levels"]["descending"]
     assert [level["token_survival"] for level in levels] == pytest.approx(wanted)

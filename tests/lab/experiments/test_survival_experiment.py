@@ -80,7 +80,7 @@ def test_levels_hold_token_survival_chance_and_both_beams(
     levels = parts[2]["beams"][str(BEAM)]["levels"]
     query, item = (torch.as_tensor(rows) for rows in trained.vectors.first_pairs("test"))
     expected = token_survival(
-        trained.query_MD[query], trained.codes_NT[item], trained.tokenizer.codebooks(), BEAM, first=1
+        trained.query_MD[query], trained.codes_NT[item], trained.tokenizer.codebooks(), BEAM, first_residual=1
     )
     assert [row["token"] for row in levels] == pytest.approx(expected)
     assert [row["level"] for row in levels] == [1, 2, 3, 4]

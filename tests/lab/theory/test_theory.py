@@ -47,7 +47,7 @@ def test_theorem_1_holds_for_other_lengths_to_rounding(beam, levels, m, height, 
     kept, lost = theory.objectives(pair, pair.kept), theory.objectives(pair, pair.lost)
     assert lost == pytest.approx(kept, rel=1e-12, abs=1e-12)
     assert all(theory.oracle_survival(pair, pair.kept))
-    assert not any(theory.oracle_survival(pair, pair.lost)[pair.first :])
+    assert not any(theory.oracle_survival(pair, pair.lost)[pair.first_residual :])
 
 
 @pytest.mark.parametrize("modality", [False, True])
@@ -60,10 +60,10 @@ def test_theorem_1_codes_and_reconstructions_are_the_same(modality: bool) -> Non
     missed[1:, -1 - modality] = 0.5
     for books in (pair.kept, pair.lost):
         codes, residuals = theory.assign(vector, books)
-        assert torch.equal(codes[:, pair.first :], wanted)
-        assert not codes[:, : pair.first].any()
+        assert torch.equal(codes[:, pair.first_residual :], wanted)
+        assert not codes[:, : pair.first_residual].any()
         word = theory.codewords(codes, books)
-        fits.append((torch.stack(residuals, 1) - word).square().sum(-1)[:, pair.first :])
+        fits.append((torch.stack(residuals, 1) - word).square().sum(-1)[:, pair.first_residual :])
         assert torch.equal(vector - word.sum(1), missed)
     assert torch.equal(fits[0], fits[1])
     assert fits[0][1].tolist() == [(levels - level) * length + 0.25 for level in range(1, levels + 1)]
@@ -82,7 +82,7 @@ def test_theorem_1_no_codes_reconstruct_better(which: str) -> None:
 def test_theorem_1_codes_are_those_of_the_tokenizer(modality: str) -> None:
     pair = theory.construct(5, 4, modality=modality != "none")
     for books in (pair.kept, pair.lost):
-        vocab = tuple(len(book) for book in books[pair.first :])
+        vocab = tuple(len(book) for book in books[pair.first_residual :])
         quantizer = ResidualQuantizer(TokenizerConfig(vocab=vocab, modality=modality), len(pair.query_D))
         for own, book in zip(quantizer.codebooks, books, strict=True):
             own.data.copy_(book)

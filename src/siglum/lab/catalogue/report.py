@@ -17,7 +17,7 @@ from siglum.types import Query
 SYSTEMS = ("dense", "genius", "pro", "best")
 PER_TASK = 3
 RULE = "first those that PRO gets right and GENIUS does not, then the other way round"
-Found = dict[str, list[str]]
+FoundIds = dict[str, list[str]]
 """System -> the ids of what it found, best first."""
 
 
@@ -42,9 +42,9 @@ def write_report(path: Path, folder: Path, parts: Sequence[Part]) -> None:
     write_text(path, render("catalogue.html.j2", title=folder.resolve().name, examples=examples, document=document))
 
 
-def _found(parts: Sequence[Part], task: str) -> dict[str, Found]:
+def _found(parts: Sequence[Part], task: str) -> dict[str, FoundIds]:
     """Return what each system found for every query that parts keep, in the order of the systems."""
-    found: dict[str, Found] = {}
+    found: dict[str, FoundIds] = {}
     for system in SYSTEMS:
         for part in parts:
             if part["seed"] == 0 and system in part.get("examples", {}):
@@ -53,7 +53,7 @@ def _found(parts: Sequence[Part], task: str) -> dict[str, Found]:
     return found
 
 
-def _interest(query: Query, found: Found) -> tuple[int, int]:
+def _interest(query: Query, found: FoundIds) -> tuple[int, int]:
     """Return what sorts queries that tell PRO from GENIUS to the front."""
     right = {system: bool(ids) and ids[0] in query.positives for system, ids in found.items()}
     own, other = right.get("pro", False), right.get("genius", False)

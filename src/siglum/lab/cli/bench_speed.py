@@ -90,13 +90,13 @@ def _beside_peers(command: Command) -> dict[str, Any]:
 
 
 def _beside_commit(command: Command) -> dict[str, Any]:
-    from siglum.lab.speed.against import code_mark, find_commit, run_against
+    from siglum.lab.speed.against import code_fingerprint, find_commit, run_against
     from siglum.lab.speed.against_table import BAR, make_notes, make_rows, markdown
 
     if command.systems not in ("all", "siglum"):
         raise SiglumError("--against compares siglum with siglum; leave --systems out.")
     settings = read_settings(replace(command, systems="siglum"))
-    old, new = find_commit(command.against), code_mark()
+    old, new = find_commit(command.against), code_fingerprint()
     settings, before = _for_this_code(settings, old, new), os.getloadavg()[0]
     parts, left_out = run_against(settings, old, say)
     rows = make_rows(parts, settings.device)
@@ -106,12 +106,12 @@ def _beside_commit(command: Command) -> dict[str, Any]:
     return document
 
 
-def _for_this_code(settings: Any, *marks: str) -> Any:
+def _for_this_code(settings: Any, *fingerprints: str) -> Any:
     from siglum.files import fingerprint
     from siglum.lab.experiments.machine import describe_machine
 
     # Asked of the CPU: this process is not to hold memory of a GPU that others are measured on.
-    return replace(settings, versions=fingerprint(describe_machine("cpu")["versions"], *marks))
+    return replace(settings, versions=fingerprint(describe_machine("cpu")["versions"], *fingerprints))
 
 
 def _document(settings: Any, rows: list[dict[str, Any]], notes: list[str], before: float) -> dict[str, Any]:

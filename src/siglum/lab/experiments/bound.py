@@ -95,11 +95,11 @@ class _Measured:
 
 
 def _measure(trained: Trained, task: Task, beam: int, tau: float, *, decoder: bool) -> _Measured:
-    search, first = trained.config.search, trained.tokenizer.quantizer.first
+    search, first_residual = trained.config.search, trained.tokenizer.quantizer.first_residual
     omega = search.omega if search.scorer == "fused" and not search.zscore else 0.0
     levels = trained.quantities(task, beam=beam, tau=tau, decoder=trained.decoder if decoder else None, omega=omega)
     own = follow(trained, trained.beam(searches(trained, beam)["own"]), task)
-    alive = {"oracle": _stack(levels, "survived"), "own": own.alive_QT[:, first:]}
+    alive = {"oracle": _stack(levels, "survived"), "own": own.alive_QT[:, first_residual:]}
     names = [name for name in (MISMATCHES if decoder else QUANTITIES) if getattr(levels[0], f"{name}_Q") is not None]
     value = {name: _stack(levels, name) for name in names}
     facts = ([level.size for level in levels], [level.prefixes for level in levels], [one.eps_scope for one in levels])

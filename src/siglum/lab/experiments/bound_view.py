@@ -22,14 +22,14 @@ BEAMS = {"oracle": "oracle's beam", "own": "own beam"}
 LEVELS_IN_TABLES = (1, 2, 3, 4, 6, 8, 12, 16)
 LEVELS_IN_FIGURES = (1, 4, 6)
 """The paper's levels 0, 3 and 5, counted from 1; with fewer levels the first, middle and last are drawn."""
-System = dict[str, Any]
+SystemRow = dict[str, Any]
 
 
-def _by_tau(system: System) -> list[tuple[str, dict[str, Any]]]:
+def _by_tau(system: SystemRow) -> list[tuple[str, dict[str, Any]]]:
     return sorted(system["taus"].items(), key=lambda pair: float(pair[0]))
 
 
-def _blocks(system: System) -> list[tuple[str, str, dict[str, Any]]]:
+def _blocks(system: SystemRow) -> list[tuple[str, str, dict[str, Any]]]:
     """Return (quantity, its name with the temperature, what was found of it)."""
     rows = [(name, f"{name}, τ = {tau}", block) for tau, block in _by_tau(system) for name in ("K", "m")]
     mismatch = system["mismatch"]
@@ -38,7 +38,7 @@ def _blocks(system: System) -> list[tuple[str, str, dict[str, Any]]]:
     ]
 
 
-def rho_table(found: dict[str, System], beam: int, intervals: str) -> Table:
+def rho_table(found: dict[str, SystemRow], beam: int, intervals: str) -> Table:
     """Return Spearman's rho of every quantity with survival, at some levels and pooled."""
     depth = max(len(system["mismatch"]["levels"]) for system in found.values())
     shown = [level for level in LEVELS_IN_TABLES if level <= depth]
@@ -71,7 +71,7 @@ def rho_table(found: dict[str, System], beam: int, intervals: str) -> Table:
     return Table("bound-rho", "Rank association of the bound's quantities with survival", head, rows, notes)
 
 
-def scope_note(found: dict[str, System]) -> str:
+def scope_note(found: dict[str, SystemRow]) -> str:
     """Return one sentence: at which levels ε is over all prefixes, and how much is left out at the others."""
     parts, followed = [], ""
     for name, system in found.items():
@@ -86,7 +86,7 @@ def scope_note(found: dict[str, System]) -> str:
     return f"ε is over all prefixes of the pools for {' and for '.join(parts)}{followed}."
 
 
-def quintile_table(found: dict[str, System], beam: int, intervals: str) -> Table:
+def quintile_table(found: dict[str, SystemRow], beam: int, intervals: str) -> Table:
     """Return survival in the own beam by quintile, pooled over levels."""
     rows = [
         [
@@ -112,13 +112,13 @@ def quintile_table(found: dict[str, System], beam: int, intervals: str) -> Table
     return Table("bound-quintiles", "Survival by quintile", head, rows, notes)
 
 
-def _drawn(system: System) -> dict[str, dict[str, Any]]:
+def _drawn(system: SystemRow) -> dict[str, dict[str, Any]]:
     """Return the three quantities at the tokenizer's own temperature."""
     own = system["taus"][system["tau"]]
     return {"K": own, "m": own, "eps": system["mismatch"]}
 
 
-def quintile_figure(found: dict[str, System], beam: int, intervals: str) -> Figure:
+def quintile_figure(found: dict[str, SystemRow], beam: int, intervals: str) -> Figure:
     """Draw survival in the own beam by quintile of K, m and ε, one line of panels a system."""
     panels = []
     for name, system in found.items():
@@ -142,7 +142,7 @@ def quintile_figure(found: dict[str, System], beam: int, intervals: str) -> Figu
     return Figure("bound-quintiles", title, panels)
 
 
-def rho_figure(found: dict[str, System], beam: int, intervals: str) -> Figure:
+def rho_figure(found: dict[str, SystemRow], beam: int, intervals: str) -> Figure:
     """Draw rho by level, one panel a system."""
     panels = []
     for name, system in found.items():

@@ -63,7 +63,7 @@ def divergence(trained: Trained, task: Task, teacher: Space | None = None, *, ta
             item_ND=F.pad(item_ND, (0, batch.query_QD.shape[1])),
             query_QD=torch.cat([query_QD, batch.query_QD], 1),
         )
-    return np.stack(divergences(batch, tau=tau, chunk=CHUNK)[batch.first :], 1)
+    return np.stack(divergences(batch, tau=tau, chunk=CHUNK)[batch.first_residual :], 1)
 
 
 def target_errors(trained: Trained, task: Task) -> np.ndarray:

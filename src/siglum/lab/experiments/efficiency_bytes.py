@@ -12,7 +12,7 @@ RIVALS = ("dense_fp32", "dense_fp16", "pq20")
 
 def sizes_of(pool: Pool) -> dict[str, int]:
     """Return the sizes that decide a generative system's bytes."""
-    books = pool.codebooks[pool.first :]
+    books = pool.codebooks[pool.first_geometric :]
     parameters = pool.decoder().parameter_count()
     return {"levels": len(books), "parameters": parameters, "codewords": sum(len(book) for book in books)}
 

@@ -116,7 +116,9 @@ class Setting:
             drawn = sources_fingerprint(*DRAWING)
             return fingerprint(WORLD, world.items, world.variants, self.world_seed, self.features, usual, drawn)
         if self.kind == CATALOGUE:
-            return fingerprint(CATALOGUE, file_fingerprint(self.prepared()), self._catalogue()[0].mark(), self.features)
+            return fingerprint(
+                CATALOGUE, file_fingerprint(self.prepared()), self._catalogue()[0].queries_fingerprint(), self.features
+            )
         folder, name = Path(self.data), split_name(self.features)[0]
         files = [path for path in (*(folder / name for name in FILES), features_file(folder, name)) if path.exists()]
         return fingerprint("captions", [file_fingerprint(path) for path in files], self.features)

@@ -106,13 +106,17 @@ def _levels(
         trained.codes_NT[target_rows],
         trained.tokenizer.codebooks(),
         beam,
-        quantizer.first,
+        quantizer.first_residual,
     )
     count_Q = np.array([len(task.query_rows) for task in tasks])
     rows = []
-    for level, size in list(enumerate(quantizer.sizes))[quantizer.first :]:
-        row: dict[str, Any] = {"level": level - quantizer.first + 1, "size": size, "chance": min(1.0, beam / size)}
-        row["token"] = token[level - quantizer.first]
+    for level, size in list(enumerate(quantizer.sizes))[quantizer.first_residual :]:
+        row: dict[str, Any] = {
+            "level": level - quantizer.first_residual + 1,
+            "size": size,
+            "chance": min(1.0, beam / size),
+        }
+        row["token"] = token[level - quantizer.first_residual]
         for name, parts in followed.items():
             row[name] = float(np.concatenate([part.alive_QT[:, level] for part in parts]).mean())
             row[f"{name}_leaves"] = float(np.average([part.leaves_T[level] for part in parts], weights=count_Q))

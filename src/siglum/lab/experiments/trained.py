@@ -89,7 +89,7 @@ class Trained(Coded):
         place = {int(row): number for number, row in enumerate(task.pool_rows)}
         return QueryBatch(
             self.tokenizer.codebooks(),
-            self.tokenizer.quantizer.first,
+            self.tokenizer.quantizer.first_residual,
             self.codes_NT[pool],
             self.item_ND[pool],
             self.query_MD[query],

@@ -95,8 +95,8 @@ def run_mbeir(
     space, dense = _dense(folder, vectors, device)
     results = {"dense": _measure(folder, "dense", vectors, f"{made_from}-{space}", dense, known["asked"], say)}
     for name, one in folders.items():
-        mark, generative = _generative(one, configs[name], vectors, device)
-        results[name] = _measure(one, name, vectors, mark, generative, known["asked"], say)
+        made_of, generative = _generative(one, configs[name], vectors, device)
+        results[name] = _measure(one, name, vectors, made_of, generative, known["asked"], say)
     return MbeirResults(known, space, tasks, results)
 
 
@@ -162,7 +162,7 @@ def _measure(
     folder: RunFolder,
     name: str,
     vectors: Vectors,
-    mark: str,
+    made_of: str,
     build: Callable[[], Ranker],
     asked: dict[str, int],
     say: Say,
@@ -170,8 +170,8 @@ def _measure(
     """Measure a system task by task, keeping what was measured before; write TREC runs and qrels."""
     path = folder.report / f"mbeir-{name}.json"
     done: dict[str, Any] = read_record(path, "made_from", "tasks") if path.exists() else {}
-    if done.get("made_from") != mark:
-        done = {"made_from": mark, "tasks": {}}
+    if done.get("made_from") != made_of:
+        done = {"made_from": made_of, "tasks": {}}
     ranker = None
     for task in vectors.of_split("test"):
         if task.name in done["tasks"]:

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from siglum.data.collection import Chain, Collection
-from siglum.data.jsonl import JsonLines, Record, scan_lines
+from siglum.data.jsonl import JsonLines, JsonObject, scan_lines
 from siglum.data.trec import read_qrels
 from siglum.lab.mbeir.layout import (
     CANDIDATES_PER_DATASET,
@@ -205,7 +205,7 @@ def _cut(lists: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
     return begin, np.fromiter((value for row in lists for value in row), np.int64, int(begin[-1]))
 
 
-def _positives(record: Record, where: str) -> list[int]:
+def _positives(record: JsonObject, where: str) -> list[int]:
     """Return the hashed ids of `pos_cand_list`, whose entries are dids or objects with a did."""
     entries = record.get("pos_cand_list") or []
     if not isinstance(entries, list):
@@ -214,7 +214,7 @@ def _positives(record: Record, where: str) -> list[int]:
     return list(dict.fromkeys(_hashed(entry, "did", where) for entry in records))
 
 
-def _hashed(record: Record, field: str, where: str) -> int:
+def _hashed(record: JsonObject, field: str, where: str) -> int:
     try:
         return hash_id(record.get(field), CANDIDATES_PER_DATASET if field == "did" else QUERIES_PER_DATASET)
     except SiglumError as error:

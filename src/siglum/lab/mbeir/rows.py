@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from siglum.data.jsonl import JsonLines, Record
+from siglum.data.jsonl import JsonLines, JsonObject
 from siglum.lab.mbeir.layout import QUERIES_PER_DATASET, Instructions, format_string, unhash_id
 from siglum.types import Item, Query, SiglumError
 
@@ -115,7 +115,7 @@ def query_id(qid: str, suffix: str, repeat: int) -> str:
     return f"{qid}{suffix}" + (f"#{repeat + 1}" if repeat else "")
 
 
-def text_of(record: Record, field: str, where: str = "") -> str:
+def text_of(record: JsonObject, field: str, where: str = "") -> str:
     """Return a text of a line in UniIR's form, empty where there is none."""
     value = record.get(field)
     if value is not None and not isinstance(value, str):
@@ -134,5 +134,5 @@ def lacks_a_part(kind: str, has_text: bool, has_image: bool) -> bool:
     return ("text" in kind and not has_text) or ("image" in kind and not has_image)
 
 
-def _image(root: Path, record: Record, field: str) -> Path | None:
+def _image(root: Path, record: JsonObject, field: str) -> Path | None:
     return root / record[field] if record.get(field) else None

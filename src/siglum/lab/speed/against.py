@@ -89,7 +89,7 @@ def find_commit(name: str) -> str:
     return found.stdout.decode().strip()
 
 
-def code_mark() -> str:
+def code_fingerprint() -> str:
     """Return a fingerprint of the code that is running, uncommitted changes included."""
     paths = sorted(PACKAGE.rglob("*.py"))
     return fingerprint(*[(str(path.relative_to(PACKAGE)), file_fingerprint(path)) for path in paths])
@@ -266,11 +266,11 @@ def write_inputs(settings: SpeedSettings, items: int) -> None:
     arrays = {"codes": torch.as_tensor(codes_NT).long(), "queries": pool.query_QD.contiguous(), **books}
     write_tensors(folder / "arrays.safetensors", arrays)
     write_tensors(folder / "decoder.safetensors", decoder.state_dict())
-    kind = {"modality": "metadata", "modality_vector": False} if pool.first else {"modality": "none"}
+    kind = {"modality": "metadata", "modality_vector": False} if pool.first_geometric else {"modality": "none"}
     facts = {
         "sizes": sizes,
         "dim": pool.query_QD.shape[1],
-        "tokenizer": {**kind, "vocab": sizes[pool.first :]},
+        "tokenizer": {**kind, "vocab": sizes[pool.first_geometric :]},
         "decoder": unusual(decoder.config, DecoderConfig()),
         "search": unusual(pool.config, SearchConfig()),
         "notes": pool.notes,

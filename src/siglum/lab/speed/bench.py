@@ -136,8 +136,8 @@ class SpeedSettings:
         """Return where parts of equal settings lie."""
         record = RunFolder(Path(self.run)).decoder / STAGE_FILE if self.run else None
         trained = read_json(record)["fingerprint"] if record and record.exists() else self.run
-        marks = (self.recipe, self.scale, trained, self.number, self.device, self.threads, self.seconds, self.versions)
-        return self.work / fingerprint(*marks)
+        parts = (self.recipe, self.scale, trained, self.number, self.device, self.threads, self.seconds, self.versions)
+        return self.work / fingerprint(*parts)
 
     def pool(self, items: int) -> Path:
         """Return where a pool lies."""

@@ -54,11 +54,11 @@ class PrefixTree:
     Called with the number of the query, which it does not need, and the tokens so far (t,), the start token first.
     """
 
-    def __init__(self, index: Index, first_T: list[int]) -> None:
+    def __init__(self, index: Index, offset_T: list[int]) -> None:
         """Build from the index's sorted codes; `first_T[l]` is the token of level l's code 0."""
         codes_NT = index.codes()
         fresh = np.append(True, (codes_NT[1:] != codes_NT[:-1]).any(1))
-        self.tokens_NT = codes_NT[fresh] + np.array(first_T)
+        self.tokens_NT = codes_NT[fresh] + np.array(offset_T)
         same = np.cumprod(self.tokens_NT[1:] == self.tokens_NT[:-1], 1).sum(1)
         depth_N = np.maximum(np.append(0, same), np.append(same, 0)).tolist()
         self.root: dict[int, Any] = {}
@@ -91,8 +91,8 @@ class HuggingFace:
         decoder = pool.decoder().to(device)
         self.pool, self.device, self.soft, self.kind = pool, device, decoder.soft_tokens, TYPES[dtype]
         self.model = as_t5(decoder).to(device, self.kind)
-        self.first_T: list[int] = decoder.first_L.tolist()
-        self.tree = PrefixTree(pool.index, self.first_T)
+        self.offset_T: list[int] = decoder.token_offset_L.tolist()
+        self.tree = PrefixTree(pool.index, self.offset_T)
         self.facts: dict[str, Any] = {}
 
     @torch.no_grad()
@@ -114,7 +114,7 @@ class HuggingFace:
     def positions(self, result: Tensor) -> list[np.ndarray]:
         """Return the items of these sequences, best first."""
         index, beam = self.pool.index, self.pool.config.beam
-        codes_RT = result[:, 1:].numpy() - np.array(self.first_T)
+        codes_RT = result[:, 1:].numpy() - np.array(self.offset_T)
         rows = np.arange(len(codes_RT))
         lo, hi = (np.repeat(bound, len(rows)) for bound in index.root)
         for level in range(index.levels):

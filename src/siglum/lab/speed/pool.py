@@ -47,7 +47,7 @@ class Pool:
 
     index: Index
     codebooks: list[Tensor]
-    first: int
+    first_geometric: int
     """First level whose token carries a codeword."""
     config: SearchConfig
     query_QD: Tensor
@@ -101,7 +101,7 @@ def draw_pool(items: int, queries: int, model: RunConfig | str, near: float = 0.
     if isinstance(model, str):
         return _run_pool(Path(model), items, queries)
     dim, queries = model.fusion.dim, queries + LEARNT
-    first = int(model.tokenizer.modality != "none")
+    first_geometric = int(model.tokenizer.modality != "none")
     generator = torch.Generator().manual_seed(items)
     width = min(SUBSPACE, dim // 2)
     basis_SD = torch.linalg.qr(torch.randn(dim, width, generator=generator)).Q.T.contiguous()
@@ -110,16 +110,16 @@ def draw_pool(items: int, queries: int, model: RunConfig | str, near: float = 0.
     vector_NS = draw(items)
     if near:
         draw.crowd(vector_NS, int(near * items))
-    kinds_N1 = torch.randint(NUM_MODALITIES, (items, first), generator=generator)
+    kinds_N1 = torch.randint(NUM_MODALITIES, (items, first_geometric), generator=generator)
     codes_NT = torch.cat([kinds_N1, residual_codes(vector_NS, books)], 1)
     near_QS = vector_NS[torch.randint(items, (queries,), generator=generator)]
     noise_QS = torch.randn(queries, width, generator=generator) / width**0.5
     query_QD = F.normalize(near_QS + 0.7 * noise_QS, dim=1) @ basis_SD
-    sizes = (NUM_MODALITIES,) * first + model.tokenizer.vocab
+    sizes = (NUM_MODALITIES,) * first_geometric + model.tokenizer.vocab
     return Pool(
         Index.build([str(place) for place in range(items)], codes_NT.numpy(), sizes, "random"),
-        [torch.zeros(NUM_MODALITIES, dim)] * first + [book @ basis_SD for book in books],
-        first,
+        [torch.zeros(NUM_MODALITIES, dim)] * first_geometric + [book @ basis_SD for book in books],
+        first_geometric,
         model.search,
         query_QD[:-LEARNT],
         query_QD[-LEARNT:],
@@ -140,7 +140,12 @@ def save_pool(pool: Pool, folder: Path) -> None:
         arrays["basis"] = pool.basis_SD
     write_tensors(folder / "pool.safetensors", arrays)
     model = pool.model if isinstance(pool.model, str) else as_dict(pool.model)
-    facts = {"first": pool.first, "search": as_dict(pool.config), "learnt": len(pool.learnt_LD), "notes": pool.notes}
+    facts = {
+        "first": pool.first_geometric,
+        "search": as_dict(pool.config),
+        "learnt": len(pool.learnt_LD),
+        "notes": pool.notes,
+    }
     answers = {name: [row.tolist() for row in rows] for name, rows in pool.reference.items()}
     write_json(folder / "pool.json", {**facts, "model": model, "reference": answers})
 

@@ -34,7 +34,7 @@ SAMPLE = 20_000
 """Items that a product quantiser is trained on."""
 PQ_BYTES = 24
 """Most bytes of a product-quantised item, about what an item takes in an index of 16 codes."""
-ASKED = 32
+RECALL_QUERIES = 32
 """Queries that an approximate index's recall is measured with."""
 TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 CHECKED = {"joint": 8, "other": 32}
@@ -80,7 +80,9 @@ def open_engine(pool: Pool, config: SearchConfig, device: str) -> Callable[..., 
     `search.engine` says which; a fast engine that cannot answer is an error, not a reason to time the other one.
     """
     decoder = None if config.mode == "scan" else pool.decoder().to(device)
-    engine = Engine([book.to(device) for book in pool.codebooks], decoder, pool.index, pool.first, device=device)
+    engine = Engine(
+        [book.to(device) for book in pool.codebooks], decoder, pool.index, pool.first_geometric, device=device
+    )
     fast = engine.fast(config)
     if isinstance(fast, GraphSearch):
         fast.learn(pool.learnt_LD)
@@ -184,7 +186,8 @@ class Faiss:
                 faiss.write_index(self.index, f"{path}.new")
                 Path(f"{path}.new").rename(path)  # a kill leaves no half of an index
         if not exact:
-            self.facts[f"recall_at_{k}"] = _recall(self.search(pool.learnt_LD[:ASKED]), pool.learnt_LD[:ASKED], item_ND)
+            some = pool.learnt_LD[:RECALL_QUERIES]
+            self.facts[f"recall_at_{k}"] = _recall(self.search(some), some, item_ND)
 
     def search(self, query_QD: Tensor) -> np.ndarray:
         """Return the positions of the K best items, -1 where fewer were found (Q, K)."""

@@ -27,7 +27,7 @@ class Construction:
     """A query, B + 1 items of which item 0 is the target, and the codebooks of both quantisers."""
 
     beam: int
-    first: int
+    first_residual: int
     """Position of the first residual level: 1 behind a modality token, else 0."""
     query_D: Tensor
     item_KD: Tensor
@@ -58,7 +58,7 @@ def construct(
     s, u, deep, r = axis[0], axis[1], axis[2 + 2 * num : 2 * num + levels], axis[2 * num + levels]
     a_1, a_2 = axis[2 : 2 + num], axis[2 + num : 2 + 2 * num]
     zero = torch.zeros_like(s)
-    mark = m * axis[-1] if modality else zero
+    modality_word = m * axis[-1] if modality else zero
     query = s + height * u
     kept = [torch.cat([query[None], m * a_1]), torch.cat([zero[None], m * a_2])]
     kept[0][1] += s
@@ -67,9 +67,9 @@ def construct(
     delta = m - sqrt(m * m - 4)
     lost[0][1] = -s + m * a_1[0] + delta * a_2[0]
     lost[1][1] = 2 * s + (m - delta) * a_2[0]
-    before = [torch.stack([mark, -mark, -2 * mark])] if modality else []
-    items = build_items(kept, leftover * r) + mark
-    return Construction(beam, int(modality), query + mark, items, before + kept, before + lost)
+    before = [torch.stack([modality_word, -modality_word, -2 * modality_word])] if modality else []
+    items = build_items(kept, leftover * r) + modality_word
+    return Construction(beam, int(modality), query + modality_word, items, before + kept, before + lost)
 
 
 def build_items(codebooks: list[Tensor], leftover_D: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ def objectives(pair: Construction, codebooks: list[Tensor], tau: float = 0.05) -
     target = torch.zeros(1, dtype=torch.long)
     losses = {
         "contrastive": F.cross_entropy((pair.item_KD @ pair.query_D)[None] / tau, target),
-        "residual": residual_loss(residuals, word, pair.first),
+        "residual": residual_loss(residuals, word, pair.first_residual),
         "quantised": (rebuilt[0] - rebuilt[1]).square().sum(),
         "alignment": alignment_loss(rebuilt[:1], rebuilt[1:2]),
         "reconstruction": (pair.item_KD - rebuilt[1:]).square().sum(-1).mean(),
@@ -127,7 +127,7 @@ def rank_loss(pair: Construction, codebooks: list[Tensor], tau: float = 0.05) ->
         torch.zeros(1, dtype=torch.long),
         torch.zeros(len(codes), dtype=torch.bool),
         TokenizerConfig(temperature=tau, top_k=len(codes)),
-        pair.first,
+        pair.first_residual,
     )
     return float(loss)
 

@@ -51,11 +51,11 @@ class FastSearch:
         codebooks: Sequence[Tensor],
         index: Index,
         config: SearchConfig,
-        first: int = 0,
+        first_geometric: int = 0,
         *,
         budget: int | None = None,
     ) -> None:
-        """Fold the weights; `first` is the first level whose token carries a codeword.
+        """Fold the weights; `first_geometric` is the first level whose token carries a codeword.
 
         `budget` is the most leaves of a query that are scored at once; by default as many as cost little more than
         going on level by level. Results do not depend on it.
@@ -68,7 +68,7 @@ class FastSearch:
         torch.empty(31 << 20, dtype=torch.uint8)
         self.index, self.config, self._budget = index, config, budget
         self._decoder, self.network = decoder, None if decoder is None else Network(decoder, config.precision)
-        self._geometry = Geometry(codebooks, first) if codebooks else None
+        self._geometry = Geometry(codebooks, first_geometric) if codebooks else None
         self._scan: Scan | None = None
         self._prior_table = None if decoder is None else PriorTable(index)
         self.workers = Workers()

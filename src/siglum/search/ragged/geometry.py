@@ -34,18 +34,18 @@ def pairwise(left_RD: Tensor, table_VD: Tensor, row_C: Tensor, place_C: Tensor) 
 
 
 class Geometry:
-    """Codewords of all levels in one table; levels before `first` carry none."""
+    """Codewords of all levels in one table; levels before `first_geometric` carry none."""
 
-    def __init__(self, codebooks: Sequence[Tensor], first: int) -> None:
+    def __init__(self, codebooks: Sequence[Tensor], first_geometric: int) -> None:
         """Lay the codebooks out one after the other."""
-        self.first = first
+        self.first_geometric = first_geometric
         self.start = [0, *accumulate(len(book) for book in codebooks)]
         self.table_VD = torch.cat([book.detach().float() for book in codebooks])
         self.square_V = self.table_VD.square().sum(-1)
 
     def gain(self, residual_RD: Tensor, level: int, row_C: Tensor, token_C: Tensor) -> Tensor:
         """Return 2 r.c - c.c of appending tokens to rows with these residuals q - x̂ (C,)."""
-        if level < self.first:
+        if level < self.first_geometric:
             return residual_RD.new_zeros(len(row_C))
         span = slice(self.start[level], self.start[level + 1])
         product_C = pairwise(residual_RD, self.table_VD[span], row_C, token_C)
@@ -57,13 +57,13 @@ class Geometry:
 
     def total(self, residual_PD: Tensor, codes_PT: Tensor, level: int) -> Tensor:
         """Return |r|^2 - |r - x|^2, all that the codes of `level` and those after it add (P,)."""
-        while level < self.first and codes_PT.shape[1]:
+        while level < self.first_geometric and codes_PT.shape[1]:
             residual_PD, codes_PT = self.subtract(residual_PD, level, codes_PT[:, 0]), codes_PT[:, 1:]
             level += 1
         if not codes_PT.shape[1]:
             return residual_PD.new_zeros(len(residual_PD))
-        first = torch.as_tensor(self.start[level : level + codes_PT.shape[1]], device=codes_PT.device)
-        sum_PD = F.embedding_bag(codes_PT + first, self.table_VD, mode="sum")
+        start_T = torch.as_tensor(self.start[level : level + codes_PT.shape[1]], device=codes_PT.device)
+        sum_PD = F.embedding_bag(codes_PT + start_T, self.table_VD, mode="sum")
         return ((2 * residual_PD - sum_PD) * sum_PD).sum(-1)
 
     def gains(self, residual_PD: Tensor, codes_PT: Tensor, level: int) -> Tensor:

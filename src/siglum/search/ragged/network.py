@@ -47,13 +47,13 @@ class Network:
         self.precision, self.dtype = precision, attention_type(precision)
         self.heads, self.width, self.inner = config.heads, config.d_kv, config.heads * config.d_kv
         self.sizes, self.constant = decoder.sizes, folded.reader is not None
-        self.first_L = np.array(folded.first_L, np.int64)
+        self.token_offset_L = np.array(folded.token_offset_L, np.int64)
         self.layers = [_layer(block, precision) for block in folded.blocks]
         self.embedding_TM, self.output_TM, self.bias_HTT = folded.embedding_TM, folded.output_TM, folded.bias_HLL
         self.first_TI = folded.begun_TI.to(self.dtype)
         self.output = [
-            build_linear(self.output_TM[first : first + size], precision)
-            for first, size in zip(folded.first_L, self.sizes, strict=True)
+            build_linear(self.output_TM[offset : offset + size], precision)
+            for offset, size in zip(folded.token_offset_L, self.sizes, strict=True)
         ]
         self.read = Reader(decoder, folded.reader, precision)
 

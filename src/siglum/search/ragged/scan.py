@@ -29,7 +29,7 @@ class Scan:
     def __init__(self, geometry: Geometry, index: Index) -> None:
         """Unpack the codes: 4 bytes a level and item."""
         self.geometry, self.index = geometry, index
-        levels = range(geometry.first, index.levels)
+        levels = range(geometry.first_geometric, index.levels)
         self.place_NT = torch.empty(len(index), len(levels), dtype=torch.int32)
         self.square_N = torch.empty(len(index))
         for start in range(0, len(index), 1 << 14):

@@ -164,12 +164,12 @@ class Walk:
         elif level == 0 and self.index.levels > 1 and 0 < len(kids.token) <= min(AHEAD, self.beam) * self.queries:
             hidden_RM, self.ahead = self._open(live, kids, slot)
         else:
-            hidden_RM = self._run([live.position(rows, self.network.first_L[level - 1])], keep=True)[0]
+            hidden_RM = self._run([live.position(rows, self.network.token_offset_L[level - 1])], keep=True)[0]
         gained = self._child_scores(hidden_RM, slot, kids, level, live.null_R)
         parent, token = as_rows(kids.parent, self.device), as_rows(kids.token, self.device)
         if self.geometry is not None:
-            near = self.geometry.gain(live.residual_RD, level, parent, token)
-            gained = gained + self.omega * near.double().cpu().numpy()
+            gain_P = self.geometry.gain(live.residual_RD, level, parent, token)
+            gained = gained + self.omega * gain_P.double().cpu().numpy()
         query, score = beams.query[kids.parent], beams.score[kids.parent] + gained
         rank = self._rank(score, Beams(query, kids.lo, kids.hi, score))
         _check(rank)
@@ -194,7 +194,8 @@ class Walk:
         every, none = np.arange(len(kids.parent)), live.residual_RD[:0]
         first = live.grown(kids, every, slot, np.zeros(len(every)), none)
         return self._run(
-            [live.position(np.arange(self.queries), 0), first.position(every, self.network.first_L[0])], keep=True
+            [live.position(np.arange(self.queries), 0), first.position(every, self.network.token_offset_L[0])],
+            keep=True,
         )
 
     def _run(self, positions: list[Position], *, keep: bool) -> list[Tensor]:
@@ -244,8 +245,8 @@ class Walk:
 
     def _logit(self, hidden_RM: Tensor, row_C: Tensor, token_C: Tensor, level: int) -> Tensor:
         """Return logits of single codes in full precision, whatever that of the network (C,)."""
-        first = self.network.first_L[level]
-        return pairwise(hidden_RM, self.network.output_TM[first : first + self.network.sizes[level]], row_C, token_C)
+        offset = self.network.token_offset_L[level]
+        return pairwise(hidden_RM, self.network.output_TM[offset : offset + self.network.sizes[level]], row_C, token_C)
 
     def _among(self, hidden: Tensor, row: np.ndarray, token: np.ndarray, level: int, group: np.ndarray) -> np.ndarray:
         """Return log-probabilities among the candidates of each group, which come together, float64 (C,)."""
@@ -318,7 +319,7 @@ class Walk:
         log_p_PT = np.zeros((len(paths), self.index.levels - paths.level))
         before_U = plan.level_U - 1
         code_U = paths.codes_PL[plan.path_U, before_U]
-        tokens = np.where(before_U < 0, START, self.network.first_L[before_U] + code_U)
+        tokens = np.where(before_U < 0, START, self.network.token_offset_L[before_U] + code_U)
         if self.renormalise:
             log_p_PT[:, : plan.place_PT.shape[1]] = self._branch_scores(
                 self._sparse(live, paths, plan, tokens), paths, plan

@@ -41,7 +41,7 @@ class Added:
             return None
         dot_QV = ahead.begin(query_QD)
         leaf_QN = -ahead.omega * ahead.length_LN.sum(0).expand(len(query_QD), -1)
-        for level in range(ahead.first, trie.levels):
+        for level in range(ahead.first_geometric, trie.levels):
             leaf_QN = leaf_QN + dot_QV.index_select(1, trie.code(self._row_N, level) + ahead.start[level])
         best_QI, below_N, found = leaf_QN, self._row_N, []
         for at in range(depth, 0, -1):  # from the bottom up, as few nodes of many rows would be waited for

@@ -52,13 +52,18 @@ class GeometryTables:
     """omega (2 <q, x̂> - |x̂|^2) of any prefix as a sum of table look-ups, one a level (eq. cdsb, telescoped)."""
 
     def __init__(
-        self, trie: DeviceTrie, codebooks: list[Tensor], omega: float, first: int, length_LN: Tensor | None = None
+        self,
+        trie: DeviceTrie,
+        codebooks: list[Tensor],
+        omega: float,
+        first_geometric: int,
+        length_LN: Tensor | None = None,
     ) -> None:
         """Work out what every code of every row adds to |x̂|^2, unless it is known."""
-        self.omega, self.first = omega, first
-        self.book_VD = 2 * omega * torch.cat(codebooks[first:])
-        self.start = [sum(len(book) for book in codebooks[first:level]) for level in range(len(codebooks))]
-        self.length_LN = trie.lengthen(codebooks, first) if length_LN is None else length_LN
+        self.omega, self.first_geometric = omega, first_geometric
+        self.book_VD = 2 * omega * torch.cat(codebooks[first_geometric:])
+        self.start = [sum(len(book) for book in codebooks[first_geometric:level]) for level in range(len(codebooks))]
+        self.length_LN = trie.lengthen(codebooks, first_geometric) if length_LN is None else length_LN
         self.start_L = torch.tensor(self.start, device=self.book_VD.device)
 
     def begin(self, query_QD: Tensor) -> Tensor:
@@ -67,17 +72,17 @@ class GeometryTables:
 
     def add(self, step_QC: Tensor, dot_QV: Tensor, level: int, token_QC: Tensor, row_QC: Tensor) -> Tensor:
         """Add what a code adds at one level."""
-        if level < self.first:
+        if level < self.first_geometric:
             return step_QC
-        length_QC = take(self.length_LN[level - self.first], row_QC)
+        length_QC = take(self.length_LN[level - self.first_geometric], row_QC)
         return step_QC + dot_QV.gather(1, token_QC + self.start[level]) - self.omega * length_QC
 
     def tail(self, dot_QV: Tensor, depth: int, code_QCT: Tensor, row_QC: Tensor) -> Tensor:
         """Return what the codes of the levels from `depth` on add (Q, C, T)."""
-        skip = max(0, self.first - depth)
+        skip = max(0, self.first_geometric - depth)
         code_QCT = code_QCT[..., skip:]
         place = (code_QCT + self.start_L[depth + skip :]).flatten(1)
-        length = self.length_LN[depth + skip - self.first :].index_select(1, row_QC.reshape(-1))
+        length = self.length_LN[depth + skip - self.first_geometric :].index_select(1, row_QC.reshape(-1))
         length_QCT = length.view(-1, *row_QC.shape).permute(1, 2, 0)
         gain_QCT = dot_QV.gather(1, place).view(code_QCT.shape) - self.omega * length_QCT
         return torch.nn.functional.pad(gain_QCT, (skip, 0))

@@ -46,7 +46,7 @@ class Tail(NamedTuple):
 
 
 class Steps:
-    """The steps of one search as plain operations; `first` is where each level's tokens begin in the table."""
+    """The steps of one search as plain operations; `token_offset` is where each level's tokens begin in the table."""
 
     def __init__(
         self,
@@ -54,13 +54,13 @@ class Steps:
         geometry: GeometryTables | None,
         shape: Shape,
         beam: int,
-        first: list[int],
+        token_offset: list[int],
         added: Added | None = None,
     ) -> None:
         """Hold the parts."""
         self.added = added
-        self.trie, self.geometry, self.shape, self.beam, self.first = trie, geometry, shape, beam, first
-        self.first_L = torch.tensor(first, device=trie.device)
+        self.trie, self.geometry, self.shape, self.beam, self.token_offset = trie, geometry, shape, beam, token_offset
+        self.token_offset_L = torch.tensor(token_offset, device=trie.device)
 
     def grow(
         self,
@@ -89,14 +89,14 @@ class Steps:
         past_QWS = beams.line_QWS.gather(1, kept.owner_QC[..., None].expand(-1, -1, level + 1))
         own_QW = layout.rows(level + 1, place_QW if level < plan.merged else None, path_QW.shape[1])
         line_QWS = torch.cat([past_QWS, own_QW[..., None]], 2)
-        return LiveNodes(kept.lo_QC, kept.hi_QC, path_QW, kept.token_QC + self.first[level], line_QWS)
+        return LiveNodes(kept.lo_QC, kept.hi_QC, path_QW, kept.token_QC + self.token_offset[level], line_QWS)
 
     def unfold(self, beams: LiveNodes, dot_QV: Tensor | None, plan: Plan, given: Potentials | None = None) -> Tail:
         """Return the leaves under the live nodes with all that their pass reads."""
         depth = plan.depth
         found, owner_QC = leaves(self.trie, beams, plan.cap)
         code_QCL = self.trie.codes(found.row_QC)
-        token_QCT = code_QCL[..., depth - 1 : -1] + self.first_L[depth - 1 : -1]
+        token_QCT = code_QCL[..., depth - 1 : -1] + self.token_offset_L[depth - 1 : -1]
         past_QCd = beams.line_QWS[..., :depth].gather(1, owner_QC[..., None].expand(-1, -1, depth))
         gain_QCT = None
         if self.geometry is not None and dot_QV is not None:

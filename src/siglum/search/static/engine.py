@@ -123,14 +123,14 @@ class StaticSearch:
         """Return the layout of a plan for so many queries, made when first asked for."""
         key = (plan.depth, plan.merged, queries)
         if key not in self._layouts:
-            first = self.passes.weights.first
-            self._layouts[key] = CacheLayout.of(self.trie, self.shape, first, plan, queries)
+            token_offset = self.passes.weights.token_offset
+            self._layouts[key] = CacheLayout.of(self.trie, self.shape, token_offset, plan, queries)
         return self._layouts[key]
 
     def _steps(self) -> Steps:
         """Return the steps between passes, in kernels of our own where asked for and the beam fits."""
         kind = FusedSteps if self.passes.fuses("steps") and self.beam <= BEAM else Steps
-        return kind(self.trie, self.geometry, self.shape, self.beam, self.passes.weights.first, self.added)
+        return kind(self.trie, self.geometry, self.shape, self.beam, self.passes.weights.token_offset, self.added)
 
     def _begin(self, query_QD: Tensor) -> Tensor | None:
         """Return what geometry needs of the queries, worked out beside the first pass on a GPU."""

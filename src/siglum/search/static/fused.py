@@ -42,13 +42,15 @@ class FusedSteps(Steps):
         if self.added is not None:
             found = found._replace(path_QC=found.path_QC + self.added.edge(given, level, found.lo_QC))
         own = (layout.base(level + 1), layout.width[level + 1], level < plan.merged)
-        return keep_best(found, beams, shape.live[level + 1], own, self.first[level], self._below(level + 1, plan))
+        return keep_best(
+            found, beams, shape.live[level + 1], own, self.token_offset[level], self._below(level + 1, plan)
+        )
 
     def unfold(self, beams: LiveNodes, dot_QV: Tensor | None, plan: Plan, given: Potentials | None = None) -> Tail:
         """Return the leaves under the live nodes with all that their pass reads."""
         from siglum.search.static.triton_leaves import unfold
 
-        tail = unfold(self.trie, beams, plan.depth, plan.cap, self.first_L, self.geometry, dot_QV)
+        tail = unfold(self.trie, beams, plan.depth, plan.cap, self.token_offset_L, self.geometry, dot_QV)
         return self.more(tail, plan, given)
 
     def settle(self, found: BeamLeaves, step_QCT: Tensor, plan: Plan, k: int) -> Tensor:

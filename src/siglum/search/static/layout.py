@@ -37,8 +37,8 @@ class CacheLayout:
     """The one live node at the start."""
 
     @classmethod
-    def of(cls, trie: DeviceTrie, shape: Shape, first: list[int], plan: Plan, queries: int) -> CacheLayout:
-        """Lay out a plan; `first` is where each level's tokens begin in the embedding table."""
+    def of(cls, trie: DeviceTrie, shape: Shape, token_offset: list[int], plan: Plan, queries: int) -> CacheLayout:
+        """Lay out a plan; `token_offset` is where each level's tokens begin in the embedding table."""
         merged, counts = plan.merged, shape.nodes[: plan.merged + 1]
         # A node sees its ancestors and itself; lines end with the node and begin with as many -1 as it is high up.
         place_T = torch.arange(sum(counts), device=trie.device)
@@ -46,7 +46,7 @@ class CacheLayout:
         for depth in range(1, merged + 1):
             own = trie.generation(depth)
             start.append(start[-1] + counts[depth - 1])
-            tokens.append(own.token_C + first[depth - 1])
+            tokens.append(own.token_C + token_offset[depth - 1])
             place = place_T[start[depth] : start[depth] + counts[depth], None]
             lines.append(torch.cat([lines[-1][own.parent_C, 1:], place], 1))
         start.append(len(place_T))

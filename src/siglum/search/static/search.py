@@ -50,7 +50,7 @@ class GraphSearch:
         codebooks: list[Tensor],
         index: Index,
         config: SearchConfig,
-        first: int,
+        first_geometric: int,
         device: str | torch.device,
         *,
         dtype: torch.dtype | None = None,
@@ -60,7 +60,7 @@ class GraphSearch:
         fused: bool | None = None,
         kernels: str = "all",
     ) -> None:
-        """Copy trie, weights and codebooks to the device; `first` is the first level that carries a codeword.
+        """Copy trie, weights and codebooks to the device; `first_geometric` is the first level that carries a codeword.
 
         `plan` is for all batch sizes instead of the cheapest for each; `tokens` bounds how many the tail reads at
         once, by default so that they take a sixteenth of the GPU's memory at most; without `graphs` a GPU runs kernel
@@ -79,7 +79,7 @@ class GraphSearch:
         precise = dtype or (torch.bfloat16 if self.device.type == "cuda" else torch.float32)
         self.passes = Passes(Weights(decoder, self.device, precise), kernels=kernels if fused else "none")
         self._books = [book.detach().to(self.device, torch.float32) for book in codebooks]
-        self._first, self._plan = first, plan
+        self._first_geometric, self._plan = first_geometric, plan
         self._tokens = room(decoder, self.device, precise) if tokens is None else tokens
         self.engine = self._engine(None)
         self._captured: dict[tuple[int, int, Plan], Captured] = {}
@@ -238,9 +238,9 @@ class GraphSearch:
         config, geometry, added = self.config, None, None
         if config.scorer == "fused" and config.omega > 0:
             # Look-ahead leaves codewords that carry no geometry out of its sums; the plain score subtracts them.
-            left_out = self._first if config.lookahead else 0
+            left_out = self._first_geometric if config.lookahead else 0
             books = [torch.zeros_like(book) for book in self._books[:left_out]] + self._books[left_out:]
-            geometry = GeometryTables(trie, books, config.omega, self._first, length_LN)
+            geometry = GeometryTables(trie, books, config.omega, self._first_geometric, length_LN)
         ahead, geometry = (geometry, None) if config.lookahead else (None, geometry)
         if ahead is not None or config.prior > 0:
             added = Added(trie, ahead, self._prior(trie) if config.prior > 0 else None)

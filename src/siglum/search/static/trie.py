@@ -145,19 +145,22 @@ class DeviceTrie:
         words = self.words_NG.index_select(0, row.reshape(-1)).index_select(1, self.word_L)
         return ((words >> self.shift_L) & self.mask_L).long().view(*row.shape, self.levels)
 
-    def lengthen(self, codebooks: list[Tensor], first: int) -> Tensor:
+    def lengthen(self, codebooks: list[Tensor], first_geometric: int) -> Tensor:
         """Return what every code adds to the squared length of its row's reconstruction, fp32 (L - first, N).
 
-        Codewords before `first` are part of the reconstruction all the same.
+        Codewords before `first_geometric` are part of the reconstruction all the same.
         """
-        added = torch.empty(self.levels - first, len(self.rows), device=self.device)
+        added = torch.empty(self.levels - first_geometric, len(self.rows), device=self.device)
         for start in range(0, len(self.rows), CHUNK):
             row = torch.arange(start, min(start + CHUNK, len(self.rows)), device=self.device)
-            code_RL, hat_RD = self.codes(row), torch.zeros(len(row), codebooks[first].shape[1], device=self.device)
+            code_RL, hat_RD = (
+                self.codes(row),
+                torch.zeros(len(row), codebooks[first_geometric].shape[1], device=self.device),
+            )
             for level, book_VD in enumerate(codebooks):
                 word_RD = book_VD[code_RL[:, level]]
-                if level >= first:
-                    added[level - first, row] = ((2 * hat_RD + word_RD) * word_RD).sum(-1)
+                if level >= first_geometric:
+                    added[level - first_geometric, row] = ((2 * hat_RD + word_RD) * word_RD).sum(-1)
                 hat_RD += word_RD
         return added
 

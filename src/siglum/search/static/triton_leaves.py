@@ -28,7 +28,7 @@ def unfold(
     beams: LiveNodes,
     depth: int,
     cap: int,
-    first_L: Tensor,
+    token_offset_L: Tensor,
     geometry: GeometryTables | None,
     dot_QV: Tensor | None,
 ) -> Tail:
@@ -45,11 +45,11 @@ def unfold(
     if geometry is not None and dot_QV is not None:
         gain = room(cap, levels, dtype=torch.float32)
         tables = (dot_QV, geometry.length_LN, geometry.start_L)
-        numbers = (dot_QV.shape[1], geometry.first, geometry.omega)
+        numbers = (dot_QV.shape[1], geometry.first_geometric, geometry.omega)
     tail = Tail(found, room(cap, levels), room(cap, levels), room(cap, depth), gain)
     _unfold[(queries, triton.cdiv(cap, BLOCK))](
         beams.path_QW, beams.line_QWS, beams.first_QW, beams.count_QW, trie.leaf_row_I, trie.words_NG,
-        trie.word_L, trie.shift_L, trie.mask_L, first_L, *tables,
+        trie.word_L, trie.shift_L, trie.mask_L, token_offset_L, *tables,
         found.path_QC, found.begins_QC.view(torch.int8), found.row_QC, found.end_QC, found.over_Q.view(torch.int8),
         tail.token_QCT, tail.code_QCT, tail.past_QCd, found.path_QC if gain is None else gain,
         width, cap, depth, levels, len(trie.rows), trie.words_NG.shape[1], *numbers, WEIGHS=gain is not None,
@@ -82,7 +82,7 @@ def settle(
 def _unfold(
     path, line, first, count, leaf_row, words, word, shift, code_mask, token_first, dot, length, dot_start,
     path_out, begins_out, row_out, end_out, over_out, token_out, code_out, past_out, gain_out,
-    width, cap, depth, levels, rows, words_a_row, dots, dot_first, omega,
+    width, cap, depth, levels, rows, words_per_row, dots, dot_first, omega,
     WEIGHS: tl.constexpr, BC: tl.constexpr, BW: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
 ) -> None:  # fmt: skip
     query = tl.program_id(0).to(tl.int64)
@@ -107,7 +107,7 @@ def _unfold(
     ok_t, level = t < levels, depth + t
     both = ok[:, None] & ok_t[None, :]
     place = (at * levels)[:, None] + t[None, :]
-    codes = words + (row.to(tl.int64) * words_a_row)[:, None]
+    codes = words + (row.to(tl.int64) * words_per_row)[:, None]
     packed = tl.load(codes + tl.load(word + level - 1, mask=ok_t, other=0)[None, :], mask=both, other=0)
     shifts = tl.load(shift + level - 1, mask=ok_t, other=0)
     masks = tl.load(code_mask + level - 1, mask=ok_t, other=0)

@@ -64,11 +64,11 @@ def score_children(
     kind = ALL if every is not None else ONLY if beams.count_QW is None else SOME
     lists = (path,) * 4 if every is None else (every.parent_C, every.token_C, every.lo_C, every.hi_C)
     counts = (path, path) if kind != SOME else (beams.first_QW, beams.count_QW)
-    weighs = geometry is not None and dot_QV is not None and level >= geometry.first
+    weighs = geometry is not None and dot_QV is not None and level >= geometry.first_geometric
     tables, numbers = (path, path), (0, 0, 0.0)
     if weighs:
         assert geometry is not None and dot_QV is not None
-        tables = (dot_QV, geometry.length_LN[level - geometry.first])
+        tables = (dot_QV, geometry.length_LN[level - geometry.first_geometric])
         numbers = (dot_QV.shape[1], geometry.start[level], geometry.omega)
     lanes = triton.next_power_of_2(width)
     block = max(8, min(128, TILE // lanes)) if kind == SOME else 128
@@ -86,15 +86,15 @@ def keep_best(
     beams: LiveNodes,
     width: int,
     own: tuple[int, int, bool],
-    first: int,
+    token_offset: int,
     below: tuple[Tensor, int] | None,
 ) -> LiveNodes:
     """Return the `width` best children as the next live nodes.
 
     `own` says where the cache keeps them: the first query's first row, rows a query, and whether places count among
-    all children (those of the first pass) or among those that are kept. `first` is where the level's tokens begin in
-    the table. `below` is the sorted list to look for what lies below each node in, and what to add to the number of
-    its entries inside the node.
+    all children (those of the first pass) or among those that are kept. `token_offset` is where the level's tokens
+    begin in the table. `below` is the sorted list to look for what lies below each node in, and what to add to the
+    number of its entries inside the node.
     """
     (queries, slots), seen, old = found.path_QC.shape, beams.line_QWS.shape[2], beams.lo_QW.shape[1]
     device = found.path_QC.device
@@ -108,7 +108,7 @@ def keep_best(
     base, apart, tree = own
     block = 8 if queries * slots <= COUNTED_ALONE else 32
     _keep_best[(queries, triton.cdiv(width if how == LIST else slots, block))](
-        *found, places, beams.line_QWS, table, *whole, path, line, slots, width, old, seen, base, apart, first,
+        *found, places, beams.line_QWS, table, *whole, path, line, slots, width, old, seen, base, apart, token_offset,
         len(table), extra, HOW=how, TREE=tree, SEARCH=below is not None, STEPS=len(table).bit_length(),
         BC=block, BJ=4_096 // block, BS=triton.next_power_of_2(seen + 1),
     )  # fmt: skip
@@ -148,7 +148,7 @@ def count_below(table, size, low, high, ok, STEPS: tl.constexpr) -> Any:
 @compiled
 def _score_children(
     lo, hi, path, first, count, parents, tokens, los, his, branches, words, log, dot, length,
-    owner_out, token_out, lo_out, hi_out, path_out, width, slots, size, words_a_row, word, shift, code_mask,
+    owner_out, token_out, lo_out, hi_out, path_out, width, slots, size, words_per_row, word, shift, code_mask,
     dots, dot_at, omega, KIND: tl.constexpr, WEIGHS: tl.constexpr, BC: tl.constexpr, BW: tl.constexpr,
 ) -> None:  # fmt: skip
     query = tl.program_id(0).to(tl.int64)
@@ -176,7 +176,7 @@ def _score_children(
             low = tl.where(offset == 0, low, tl.load(branches + place - 1, mask=used & (offset > 0), other=0))
             high = tl.where(last, high, tl.load(branches + place, mask=used & (offset >= 0) & (last == 0), other=0))
             low = tl.where(used, low, 0)
-        packed = tl.load(words + low.to(tl.int64) * words_a_row + word, mask=used, other=0)
+        packed = tl.load(words + low.to(tl.int64) * words_per_row + word, mask=used, other=0)
         token = (packed >> shift) & code_mask
     node = query * width + owner
     value = tl.load(log + node * size + token, mask=used, other=0.0)
@@ -195,7 +195,7 @@ def _score_children(
 @compiled
 def _keep_best(
     owner, token, lo, hi, path, places, line, table, lo_out, hi_out, token_out, first_out, count_out, path_out,
-    line_out, slots, width, old, seen, base, apart, first, entries, extra,
+    line_out, slots, width, old, seen, base, apart, token_offset, entries, extra,
     HOW: tl.constexpr, TREE: tl.constexpr, SEARCH: tl.constexpr, STEPS: tl.constexpr,
     BC: tl.constexpr, BJ: tl.constexpr, BS: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -226,7 +226,7 @@ def _keep_best(
     tl.store(lo_out + target, low, mask=kept)
     tl.store(hi_out + target, high, mask=kept)
     tl.store(path_out + target, score, mask=kept)
-    tl.store(token_out + target, tl.load(token + source, mask=kept, other=0) + first, mask=kept)
+    tl.store(token_out + target, tl.load(token + source, mask=kept, other=0) + token_offset, mask=kept)
     s = tl.arange(0, BS)
     past = line + ((query * old + above) * seen)[:, None] + s[None, :]
     past = tl.load(past, mask=kept[:, None] & (s < seen)[None, :], other=0)

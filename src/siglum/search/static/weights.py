@@ -74,7 +74,7 @@ class Weights:
         self.device, self.dtype, self.sizes = device, dtype, decoder.sizes
         self.heads, self.d_kv, self.width = decoder.config.heads, decoder.config.d_kv, decoder.config.d_model
         folded = FoldedDecoder(decoder)
-        self.lone, self.first = folded.reader is not None, folded.first_L
+        self.lone, self.token_offset = folded.reader is not None, folded.token_offset_L
         self.layers = [self._layer(block) for block in folded.blocks]
         self.table, self.begun = self._put(folded.embedding_TM), self._put(folded.begun_TI)
         self.head_VM, self.bias_HLL = self._put(folded.output_TM[1:]), self._put(folded.bias_HLL)
@@ -111,7 +111,7 @@ class Weights:
 
         On a GPU they are fp32 whatever the precision of the weights.
         """
-        start, size = self.first[level] - 1, self.sizes[level]
+        start, size = self.token_offset[level] - 1, self.sizes[level]
         head_GMV = self.head_VM[start : start + len(hidden_GRM) * size].view(-1, size, self.width).transpose(1, 2)
         if self.dtype != torch.float32 and hidden_GRM.is_cuda:
             return torch.bmm(hidden_GRM, head_GMV, out_dtype=torch.float32)
