@@ -124,7 +124,7 @@ def arrays_of_all_kinds() -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("read", [files.read_tensors, files.map_tensors])
 def test_tensors_of_every_kind_come_back_equal(tmp_path: Path, read: Any) -> None:
     wanted = arrays_of_all_kinds()
-    files.write_tensors(tmp_path / "a.safetensors", wanted, {"note": "metadata is no tensor"})
+    files.write_tensors(tmp_path / "a.safetensors", wanted)
     found = read(tmp_path / "a.safetensors")
     assert found.keys() == wanted.keys()
     for name, array in wanted.items():

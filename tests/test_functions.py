@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
 import torch
@@ -65,3 +65,12 @@ def test_every_public_name_is_there_with_a_docstring() -> None:
     assert set(siglum.__all__) == set(siglum._HOME)
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         siglum.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("options", "wrong"),
+    [({"beam": 2.5}, "beam"), ({"queries": "3"}, "queries"), ({"queries": -1}, "queries"), ({"tau": "0.1"}, "tau")],
+)
+def test_diagnose_refuses_numbers_of_another_kind(world_run: Path, options: dict[str, Any], wrong: str) -> None:
+    with pytest.raises(siglum.SiglumError, match=rf"^{wrong} must be"):
+        siglum.diagnose(world_run, split="val", **options)

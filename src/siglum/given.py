@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -55,9 +56,10 @@ def check_tensor(what: str, value: object, axes: str, *, whole: bool = False) ->
         raise SiglumError(f"{wanted}, not {tuple(value.shape)} of {value.dtype}.")
 
 
-def check_codebooks(value: object) -> None:
-    """Refuse what are no codebooks, one tensor (V, D) a level."""
-    if not isinstance(value, Sequence) or isinstance(value, str):
+def check_codebooks(value: Any) -> None:
+    """Refuse what are no codebooks, one tensor (V, D) a level in anything that has a length and an order."""
+    ordered = hasattr(value, "__len__") and hasattr(value, "__getitem__")
+    if not ordered or isinstance(value, str | bytes | Mapping):
         raise SiglumError(f"codebooks are a list of tensors (V, D), one a level, not {shown(value)}.")
     for level, book in enumerate(value):
         check_tensor(f"the codebook of level {level}", book, "VD")

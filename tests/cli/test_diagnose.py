@@ -117,8 +117,8 @@ def test_fail_under_tells_and_exits_with_1(young_run: Path, capsys: pytest.Captu
 
 def test_mistakes_are_one_sentence(fail: Call, young_run: Path, tmp_path: Path) -> None:
     assert "no tasks in split train; there are some in test, val" in fail("diagnose", young_run, "--split", "train")
-    assert "beam must be at least 1" in fail("diagnose", young_run, "--beam", 0)
-    assert "0 (all) or more, not -1" in fail("diagnose", young_run, "--queries", -1)
+    assert "beam must be a whole number of at least 1" in fail("diagnose", young_run, "--beam", 0)
+    assert "queries must be a whole number of at least 0, not -1" in fail("diagnose", young_run, "--queries", -1)
     assert "share from 0 to 1, not 80.0" in fail("diagnose", young_run, "--fail-under", 80)
     assert "is not a run folder" in fail("diagnose", tmp_path / "none")
 

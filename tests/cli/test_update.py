@@ -265,6 +265,29 @@ def test_an_index_made_anew_catches_up(place: Path, call: Call, fail: Call) -> N
     assert {hit["item_id"]: hit["codes"] for hit in everything(call, run)} == after
 
 
+@pytest.mark.parametrize("way", ["restore", "cut", "save"])
+def test_an_index_set_back_catches_up(place: Path, call: Call, way: str) -> None:
+    """What it holds of a picture that had changed by then is old again."""
+    photos, run = place / "photos", place / "run"
+    update = ("build", photos, "--out", run, "--update")
+    call("index", run, "--snapshot", "before")
+    older = Retriever.load(run)
+    older.save(place / "copy")
+    change(photos)
+    call(*update)
+    after = {hit["item_id"]: hit["codes"] for hit in everything(call, run)}
+    if way == "restore":
+        call("index", run, "--restore", "before")
+    elif way == "save":
+        older.save(run, overwrite=True)
+    else:
+        (log,) = (run / "4-index").glob("log-??????")
+        log.write_bytes(log.read_bytes()[:-1] + b"?")
+        call("index", run, "--cut-log")
+    call(*update)
+    assert {hit["item_id"]: hit["codes"] for hit in everything(call, run)} == after
+
+
 def everything(call: Call, run: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(call("search", run, "scene", "-k", 99, "--beam", 99, "--json"))["hits"]
     return found

@@ -130,6 +130,19 @@ def test_what_was_written_on_a_card_stays(retriever: Retriever, tmp_path: Path) 
     assert (tmp_path / "two" / "README.md").read_text().endswith("Made by us.\n")
 
 
+@pytest.mark.parametrize("published", [True, False])
+def test_a_readme_that_is_there_stays(
+    retriever: Retriever, tmp_path: Path, caplog: pytest.LogCaptureFixture, published: bool
+) -> None:
+    if published:
+        retriever.save_pretrained(tmp_path)
+    assert not caplog.text
+    (tmp_path / "README.md").write_text("Our project.\n")
+    retriever.save_pretrained(tmp_path)
+    assert (tmp_path / "README.md").read_text() == "Our project.\n"
+    assert "README.md is left as it is" in caplog.text
+
+
 def test_a_retriever_of_arrays_asks_for_an_encoder(tmp_path: Path, make_vectors: object) -> None:
     from conftest import QUICK
     from siglum.run.stages import train_all

@@ -11,8 +11,10 @@ import pytest
 
 from index_pools import assert_same
 from live_pools import add, begin, fill_disk
+from siglum.run import journal
 from siglum.run import live as live_module
-from siglum.run.generations import open_index, save_segment
+from siglum.run.generations import open_index, read_generation, save_segment
+from siglum.run.journal import JournalWriter, ack_path, log_path
 from siglum.run.live import LiveIndex
 from siglum.types import SiglumError
 
@@ -177,3 +179,28 @@ def test_a_compaction_left_behind_by_a_kill_changes_nothing(tmp_path: Path, monk
     assert_same(open_index(tmp_path).index, pool.index())
     with LiveIndex(tmp_path):
         assert not list(tmp_path.glob(".segment*"))
+
+
+@pytest.mark.parametrize("appended", [False, True])
+def test_a_log_that_is_being_begun_is_not_taken_for_a_damaged_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, appended: bool
+) -> None:
+    """A reader may come before the log has its acknowledgement, and find a record that came after it."""
+    begin(tmp_path)
+    JournalWriter.create(tmp_path, 0, read_generation(tmp_path).lineage).close()
+    ack_path(log_path(tmp_path, 0)).unlink()
+    real, asked = journal._acknowledgements, []
+
+    def late(path: Path, first: bytes) -> list[int]:
+        found = real(path, first)
+        asked.append(path)
+        if len(asked) == 1 and appended:
+            with LiveIndex(tmp_path) as live:
+                live.add(["late"], np.zeros((1, 3), int))
+        return found
+
+    monkeypatch.setattr(journal, "_acknowledgements", late)
+    opened = open_index(tmp_path)
+    assert ("late" in opened.index.ids) == appended
+    assert opened.journals[0].is_sound
+    assert not caplog.text

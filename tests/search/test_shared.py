@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,8 @@ from siglum.api import features as as_features
 from siglum.encode.builtin import BuiltinEncoder
 from siglum.encode.run import encode_rows
 from siglum.lab.world.collection import World
+from siglum.run.folder import RunFolder
+from siglum.run.stages import make_index
 from siglum.search.retriever import Retriever
 from siglum.types import Features, SiglumError
 
@@ -133,6 +136,31 @@ def test_a_copy_with_other_items_is_not_written_over(run_copy: Path, world: Worl
     assert len(Retriever.load(tmp_path / "copy").index) == len(retriever.index) + 2
     retriever.save(tmp_path / "copy", overwrite=True)
     assert len(Retriever.load(tmp_path / "copy").index) == len(retriever.index)
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_what_was_replaced_is_not_set_back_in_silence(
+    run_copy: Path, world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture, compacted: bool
+) -> None:
+    older = Retriever.load(run_copy)
+    older.save(tmp_path / "copy")
+    ids, fresh = older.index.ids, some_features(world, 1)
+    with Retriever.load(run_copy).writing(run_copy) as live:
+        live.replace([ids[3]], replace(fresh, ids=[ids[3]]))
+        live.remove([ids[7]])
+        live.live.compact(whole=compacted)
+    index = Retriever.load(run_copy).index
+    for again in (lambda: older.save(run_copy), lambda: make_index(RunFolder(run_copy), pools="test")):
+        with pytest.raises(SiglumError, match="1 item was replaced in the index"):
+            again()
+        assert np.array_equal(Retriever.load(run_copy).index.codes(), index.codes())
+    make_index(RunFolder(run_copy), pools="test", drop_added=True)
+    Retriever.load(run_copy).save(tmp_path / "copy")
+    with Retriever.load(run_copy).writing(run_copy) as live:
+        live.remove([ids[7]])
+    make_index(RunFolder(run_copy), pools="test")
+    assert "1 item that is not in the index in" in caplog.text
+    assert ids[7] in Retriever.load(run_copy).index.ids
 
 
 def test_writing_lasts_and_is_seen(run_copy: Path, world: World) -> None:

@@ -42,7 +42,7 @@ class Command(OneRun, WritingVerb):
     remove: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """Remove the item with this id; may be repeated."""
     drop_added: bool = False
-    """Build the index anew though items that were added to the old one are not in the new one."""
+    """Build the index anew though items that were added to the old one, or replaced in it, are not in the new one."""
     compact: bool = False
     """Write what the log holds into the index, which is done by itself when the log has grown long."""
     snapshot: str = ""
@@ -71,6 +71,7 @@ def run(command: Command) -> dict[str, Any]:
 
 def _do(command: Command, folder: RunFolder, device: str) -> Index:
     """Do the one thing that is asked for and return the index."""
+    from siglum.data.stamps import forget_stamps
     from siglum.run.generations import open_index
     from siglum.run.journal import cut_log
     from siglum.run.live import LiveIndex
@@ -97,6 +98,7 @@ def _do(command: Command, folder: RunFolder, device: str) -> Index:
         return _change(command, folder, device)
     folder.config()  # a run, or a sentence that says it is none
     if command.cut_log:
+        forget_stamps(folder.root, ())
         say(f"{cut_log(folder.index):,} bytes of the log were given up")
     elif command.snapshot:
         say(f"snapshot: {take_snapshot(folder, command.snapshot)}")

@@ -13,6 +13,7 @@ generation or the other.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -52,6 +53,7 @@ open_for_changes: set[tuple[int, Path]] = set()
 """Index folders that are open for changes, by process."""
 TRIES = 20
 """How often a reader begins again because a new generation came between."""
+_log = logging.getLogger("siglum")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,13 @@ class Opened:
     def changes(self) -> int:
         """How many changes the logs hold."""
         return sum(len(record) for journal in self.journals for record in journal.records)
+
+    @property
+    def is_as_built(self) -> bool:
+        """Whether nothing was added or removed since it was written in one piece by whoever built it."""
+        generation = self.generation
+        base = read_stage(generation.folder / generation.segments[0])["fingerprint"]
+        return self.changes == 0 and len(generation.segments) == 1 and base == generation.lineage
 
 
 def read_generation(folder: Path, tokenizer: str | None = None) -> Generation:
@@ -314,11 +323,15 @@ def index_record(folder: Path) -> dict[str, Any]:
 
 
 def refuse_dropping(folder: Path, index: Index, remedy: str) -> None:
-    """Refuse to write an index in the place of one that has items which the new one lacks."""
+    """Refuse to write an index in the place of one that has items which the new one lacks, or has as they were before.
+
+    Items that the new one has beside those are told of: they may have been removed on purpose.
+    """
     if not holds_index(folder):
         return
     try:
-        names = list(open_index(folder).index.ids)
+        opened = open_index(folder)
+        names = list(opened.index.ids)
     except SiglumError as error:
         if not (folder / CURRENT).exists() and not any(folder.glob("log-??????*")):
             return  # nothing was added to it since it was built
@@ -326,12 +339,30 @@ def refuse_dropping(folder: Path, index: Index, remedy: str) -> None:
             f"the index in {folder} cannot be read ({str(error).rstrip('.')}), so what was added to it would be lost;"
             f" {remedy} to write a new one all the same."
         ) from error
-    lost = int((index.ids.locate(names) < 0).sum())
+    places = index.ids.locate(names)
+    lost = int((places < 0).sum())
     if lost:
         raise SiglumError(
             f"{lost:,} items of the index in {folder}, added to it or in the collection before, are not in the new one,"
             f" which would drop them; {remedy} to do so."
         )
+    if opened.is_as_built:
+        return
+    outdated = places < np.maximum.accumulate(places)  # who takes the place of another goes to the end of the pool
+    if opened.index.tokenizer == index.tokenizer:
+        outdated |= (opened.index.codes_of(names) != index.codes_of(names)).any(1)
+    if outdated.any():
+        items = _counted(int(outdated.sum()), "was", "were")
+        raise SiglumError(
+            f"{items} replaced in the index in {folder}; the new one has what was there before: {remedy} to write it."
+        )
+    if len(index) > len(names):
+        more = _counted(len(index) - len(names), "that is", "that are")
+        _log.warning("%s not in the index in %s, maybe removed from it, will be there again.", more, folder)
+
+
+def _counted(count: int, one: str, many: str) -> str:
+    return f"1 item {one}" if count == 1 else f"{count:,} items {many}"
 
 
 def _last_number(folder: Path) -> int:

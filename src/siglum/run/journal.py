@@ -132,11 +132,16 @@ def read_journal(folder: Path, number: int, lineage: str, row_bytes: int) -> Jou
     first = header(lineage, number)
     # Asked first: a record that is appended meanwhile is behind what was acknowledged.
     acknowledged = _acknowledgements(path, first)
-    sure, is_sound = max(acknowledged, default=0), len(acknowledged) == 2
+    sure = max(acknowledged, default=0)
     try:
         content = memoryview(path.read_bytes())
     except OSError as error:
         raise SiglumError(f"{path} cannot be read ({error.strerror or error}).") from error
+    # A log is begun before its acknowledgement, which may have come meanwhile.
+    is_sound = len(acknowledged) == 2 or len(content) <= len(first) or len(_acknowledgements(path, first)) == 2
+    if not is_sound:
+        said = "%s is missing or damaged: a torn end of the log cannot be told from a damaged one."
+        _log.warning(said, ack_path(path))
     if content[: len(first)] != first:
         if len(content) < len(first) and first.startswith(content) and not sure:
             return Journal(path, torn=len(content), is_sound=is_sound)  # begun, and not a record in it
@@ -185,10 +190,7 @@ def _acknowledgements(path: Path, first: bytes) -> list[int]:
     except OSError as error:
         raise SiglumError(f"{place} cannot be read ({error.strerror or error}).") from error
     whole = [part for part in (content[: ACK.size], content[ACK.size :]) if len(part) == ACK.size]
-    found = [ACK.unpack(part)[0] for part in whole if part == _acknowledgement(ACK.unpack(part)[0], first)]
-    if len(found) < 2:
-        _log.warning("%s is missing or damaged: a torn end of the log cannot be told from a damaged one.", place)
-    return found
+    return [ACK.unpack(part)[0] for part in whole if part == _acknowledgement(ACK.unpack(part)[0], first)]
 
 
 def _acknowledgement(end: int, first: bytes) -> bytes:

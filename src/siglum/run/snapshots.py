@@ -10,6 +10,7 @@ import re
 import shutil
 from pathlib import Path
 
+from siglum.data.stamps import forget_stamps
 from siglum.files import STAGE_FILE, atomic, make_folder, sync_folder
 from siglum.index.store import FIELDS_FILE
 from siglum.run.folder import RunFolder
@@ -83,4 +84,5 @@ def restore_snapshot(run: RunFolder, name: str) -> None:
         there = ", ".join(list_snapshots(run)) or "none"
         raise SiglumError(f"{run.root} has no snapshot {name!r}; it has {there}.")
     opened = open_index(source)
+    forget_stamps(run.root, ())
     replace_index(run.index, opened.index, opened.vectors_ND)

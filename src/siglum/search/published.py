@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -54,7 +55,13 @@ def save_pretrained(retriever: Retriever, folder: str | Path, name: str, texts: 
         facts = facts_of(home, retriever.tokenizer, retriever.config, encoder["encoder"], counts)
         clear_run(root)
         bare.save(root)
-        write_text(root / CARD_FILE, card) if card else write_card(root, name or root.name, facts)
+        if (root / CARD_FILE).exists():
+            said = "%s is left as it is; remove it and save again for a new one."
+            logging.getLogger("siglum").warning(said, root / CARD_FILE)
+        elif card:
+            write_text(root / CARD_FILE, card)
+        else:
+            write_card(root, name or root.name, facts)
 
 
 def push_to_hub(retriever: Retriever, name: str, texts: bool, push: Push) -> str:

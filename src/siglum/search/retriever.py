@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from siglum.config import SearchConfig, as_dict, from_dict
+from siglum.data.stamps import forget_stamps
 from siglum.device import check_device
 from siglum.encode.base import Encoder, check_encoder
 from siglum.files import STAGE_FILE
@@ -391,6 +392,7 @@ class Retriever(Models):
             state = self._state
             if not overwrite:
                 refuse_dropping(run.index, state.index, "pass overwrite=True")
+            forget_stamps(run.root, ())
             save_index(run.index, state.index, state.item_ND)
             self._state, self._home = State(state.index, state.item_ND), run.root.resolve()
 

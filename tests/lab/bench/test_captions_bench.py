@@ -22,12 +22,14 @@ from siglum.config import RunConfig
 from siglum.lab import units
 from siglum.lab.captions import quantisers
 from siglum.lab.captions import systems as captions
+from siglum.lab.captions.dense import with_dense
 from siglum.lab.captions.systems import UNITS, Captions
 from siglum.lab.experiments import setting as settings
 from siglum.lab.experiments import trained as training
 from siglum.lab.experiments.base import Unit
 from siglum.lab.experiments.ranks import OMEGAS, PRIORS
 from siglum.lab.experiments.setting import Setting
+from siglum.recipes import Space
 
 SPLITS = ["train"] * 36 + ["val"] * 12 + ["test"] * 12
 FITS = ("fit_fusion", "fit_tokenizer", "fit_query_head", "fit_decoder", "reconstruct")
@@ -39,13 +41,20 @@ class TinySetting(Setting):
 
     decoder_epochs: ClassVar[int] = 1
 
-    def config(self, name: str = "", seed: int = 0) -> RunConfig:
-        config = super().config(name, seed)
+    def config(self, name: str = "", seed: int = 0, space: Space = "") -> RunConfig:
+        config = super().config(name, seed, space)
         model = {"d_model": 16, "d_ff": 16, "d_kv": 8, "heads": 2, "decoder_layers": 1, "batch_size": 64}
         return replace(
             config,
             fusion=replace(config.fusion, dim=8, hidden=24, dropout=0.0, input_dropout=0.0, epochs=20),
-            tokenizer=replace(config.tokenizer, vocab=config.tokenizer.vocab[:8], epochs=1, kmeans_iters=2, top_k=16),
+            tokenizer=replace(
+                config.tokenizer,
+                vocab=config.tokenizer.vocab[:8],
+                epochs=6 if space else 1,
+                lr=5e-3,
+                kmeans_iters=2,
+                top_k=16,
+            ),
             query=replace(config.query, hidden=16, epochs=1),
             decoder=replace(config.decoder, **model, epochs=self.decoder_epochs),
             search=replace(config.search, beam=20),
@@ -124,7 +133,7 @@ def fits(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 def test_all_units_end_in_one_document_and_table(finished: Work) -> None:
     document = finished.document()
-    systems = {system for names in UNITS.values() for system in names}
+    systems = {system for names in UNITS.values() for system in names} | {"dense", "dense_head"}
     for found in document["tasks"].values():
         assert set(found) == systems
         for values in found.values():
@@ -141,9 +150,40 @@ def test_all_units_end_in_one_document_and_table(finished: Work) -> None:
 
 def test_bytes_are_told_and_alike(finished: Work) -> None:
     size = finished.document()["bytes_per_item"]
-    assert size["dense"] == 4 * 8 and size["best_dense"] in (4 * 6, 4 * 8)
+    assert size["dense"] == size["dense_head"] == 4 * 8 and size["dense_ensemble"] == 3 * 4 * 8
+    assert size["best_dense"] in (4 * 6, 4 * 8)
     assert size["faiss_pq"] == size["faiss_opq"] == size["faiss_rq"] == int(size["best"])
     assert size["pro"] == size["pd_vs"] == size["pro_scan"] > 0
+
+
+def test_dense_is_the_better_space_on_validation(finished: Work) -> None:
+    document = finished.document()
+    values = {
+        system: float(np.mean(list(tasks.values())))
+        for unit in ("dense", "dense_moved", "dense_longer", "dense_ensemble")
+        for system, tasks in finished.part(f"{unit}-0")["validation"]["mrr@10"].items()
+    }
+    assert document["dense_validation"] == pytest.approx(values)
+    chosen = max(("dense_original", "dense_moved"), key=values.__getitem__)
+    assert document["space_of_dense"] == chosen and document["strongest_dense"] == max(values, key=values.__getitem__)
+    for found in document["tasks"].values():
+        assert found["dense"] == found[chosen] and found["dense_head"] == found[f"{chosen}_head"]
+
+
+def test_spaces_of_dense_rows_differ(finished: Work) -> None:
+    names = ("dense", "dense_moved", "dense_longer", "dense_ensemble")
+    parts = {name: finished.part(f"{name}-0") for name in names}
+    ranks = {json.dumps(part["systems"][UNITS[name][0]]) for name, part in parts.items()}
+    assert len(ranks) == len(names)
+
+
+def test_a_space_without_all_seeds_is_not_chosen(finished: Work) -> None:
+    parts = [finished.part("dense-0"), {**finished.part("dense-0"), "seed": 1}, finished.part("dense_moved-0")]
+    best = {"t2i": 1.0, "i2t": 1.0}
+    parts[2]["validation"] = {"mrr@10": {"dense_moved": best, "dense_moved_head": best}}
+    found = with_dense(parts)[1]
+    assert found["space_of_dense"] == "dense_original" and "dense_moved" not in found["dense_validation"]
+    assert with_dense(parts[2:])[1]["space_of_dense"] == "dense_moved"
 
 
 def test_every_part_says_what_was_chosen_on_validation(finished: Work) -> None:
@@ -182,7 +222,7 @@ def test_a_part_with_other_settings_is_made_again(
 def test_other_data_is_measured_anew(copied: Work, fits: Counter[str]) -> None:
     make_captions(copied.data, SPLITS, [2] * len(SPLITS))
     assert copied("--units", "dense") == 0
-    assert len(copied.part("dense-0")["systems"]["dense"]["t2i"]) == 2 * 12
+    assert len(copied.part("dense-0")["systems"]["dense_original"]["t2i"]) == 2 * 12
 
 
 def test_a_kill_between_units_loses_nothing(
@@ -235,7 +275,12 @@ def test_a_training_that_fails_is_told_and_the_others_go_on(
     monkeypatch.setattr(training, "fit_decoder", faulty)
     assert fresh("--units", "dense,vs") == 0
     assert "captions vs-0: failed: RuntimeError: out of memory (2 of 2, " in capsys.readouterr().err
-    assert fresh.document()["missing"] == ["vs-0"] and set(fresh.document()["tasks"]["t2i"]) == {"dense"}
+    assert fresh.document()["missing"] == ["vs-0"] and set(fresh.document()["tasks"]["t2i"]) == {
+        "dense",
+        "dense_head",
+        "dense_original",
+        "dense_original_head",
+    }
     assert fresh("--units", "vs") == 1
     assert "nothing was measured: RuntimeError: out of memory." in capsys.readouterr().err
 
@@ -248,7 +293,7 @@ def test_jobs_keep_to_the_limit(copied: Work, fits: Counter[str]) -> None:
 
 def test_seeds_are_averaged(copied: Work) -> None:
     assert copied("--units", "dense", "--seeds", "2") == 0
-    one, two = (copied.part(f"dense-{seed}")["systems"]["dense"]["t2i"] for seed in (0, 1))
+    one, two = (copied.part(f"dense-{seed}")["systems"]["dense_original"]["t2i"] for seed in (0, 1))
     found = copied.document()["tasks"]["t2i"]["dense"]["success@1"]
     assert found["mean"] == pytest.approx(np.mean([np.mean(np.array(ranks) == 1) for ranks in (one, two)]))
     assert one != two
@@ -292,7 +337,7 @@ def test_nothing_but_our_own_lines_is_printed(copied: Work, capfd: pytest.Captur
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (("--units", "dense,prod"), "unit is 'prod', but must be one of: dense, pro, "),
+        (("--units", "dense,prod"), "unit is 'prod', but must be one of: dense, dense_moved, "),
         (("--units", ""), "unit is '', but must be one of: "),
         (("--scale", "paper"), "scale is 'paper', but must be one of: captions, captions_small."),
         (("--seeds", "0"), "--seeds must be at least 1, not 0."),

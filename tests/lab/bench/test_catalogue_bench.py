@@ -24,6 +24,7 @@ from siglum.lab.experiments import setting as settings
 from siglum.lab.experiments import trained
 from siglum.lab.experiments.ranks import Ranks
 from siglum.lab.experiments.setting import Setting
+from siglum.recipes import Space
 
 UNITS = "dense,text_alone,image_alone,genius,pro"
 
@@ -31,8 +32,8 @@ UNITS = "dense,text_alone,image_alone,genius,pro"
 class TinySetting(Setting):
     """The benchmark with settings of no use."""
 
-    def config(self, name: str = "", seed: int = 0) -> RunConfig:
-        config = super().config(name, seed)
+    def config(self, name: str = "", seed: int = 0, space: Space = "") -> RunConfig:
+        config = super().config(name, seed, space)
         model = {"d_model": 16, "d_ff": 16, "d_kv": 8, "heads": 2, "decoder_layers": 1, "batch_size": 256}
         fusion = replace(config.fusion, dim=16, hidden=24, dropout=0.0, input_dropout=0.0, epochs=30, batch_size=256)
         return replace(
@@ -183,7 +184,7 @@ def test_wrong_requests_are_refused(finished: Path, tmp_path: Path, capsys: pyte
         (tmp_path / "cut.npz", (), "is no whole file of a prepared catalogue"),
         (file, ("--encoder", "builtin"), "is encoded already"),
         (finished / "data", ("--encoder", "minilm"), "does not make features of both"),
-        (finished / "data", ("--units", "bleak"), "unit is 'bleak', but must be one of: dense, pro"),
+        (finished / "data", ("--units", "bleak"), "unit is 'bleak', but must be one of: dense, dense_moved"),
         (finished / "data", ("--scale", "captions"), "scale is 'captions', but must be one of: catalogue, "),
     ):
         capsys.readouterr()

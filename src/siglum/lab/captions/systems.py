@@ -12,12 +12,12 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 
+from siglum.config import RunConfig
 from siglum.fuse.contrastive import embed
+from siglum.lab.captions.dense import DENSE_UNITS, config_of, open_dense
 from siglum.lab.captions.quantisers import QUANTISERS, reconstruct
 from siglum.lab.experiments.base import Unit
-from siglum.lab.experiments.fusion_weights import first_ranks, mean_reciprocal_rank
 from siglum.lab.experiments.ranks import (
-    DEPTH,
     DIMS,
     best_size,
     choose_weights,
@@ -26,16 +26,16 @@ from siglum.lab.experiments.ranks import (
     rank_systems,
 )
 from siglum.lab.experiments.setting import Setting
-from siglum.lab.experiments.trained import code_bits, flat_ranker, open_space, open_trained
+from siglum.lab.experiments.trained import code_bits, open_space, open_trained
 from siglum.measure.evaluate import Ranker
 from siglum.measure.rankers import FlatRanker
 from siglum.recipes import RECIPES
 from siglum.types import Vectors
 
-GENIUS = ("genius", "genius_half", "genius_double", "genius_joint")
-"""The baseline with other vocabularies, and with its fused space learning along."""
+GENIUS = ("genius", "genius_half", "genius_double", "genius_joint", "genius_original")
+"""The baseline with other vocabularies, with its fused space learning along, and as it was published."""
 UNITS: dict[str, tuple[str, ...]] = {
-    "dense": ("dense",),
+    **DENSE_UNITS,
     "pro": ("pro", "pd_vs", "pro_scan", "pro_geometry"),
     "vs": ("vs", "vs_sf"),
     "pd": ("pd", "pd_sf"),
@@ -43,10 +43,17 @@ UNITS: dict[str, tuple[str, ...]] = {
     "genius_half": ("genius_half",),
     "genius_double": ("genius_double",),
     "genius_joint": ("genius_joint",),
+    "genius_original": ("genius_original",),
+    "pro_literal": ("pro_literal",),
+    "pro_released": ("pro_released",),
     "best": ("best", "scan", "geometry", "best_decoder", "best_scan", "best_dense"),
     **{name: (name,) for name in QUANTISERS},
 }
 """What each training gives: its own system first, then what its codes and decoder give without some part."""
+
+
+FUSED = ("sf", "pd_sf", "vs_sf", "pro_literal", "pro_released")
+"""What else is searched with fused scores."""
 
 
 class Ranked(NamedTuple):
@@ -65,17 +72,17 @@ class Captions:
     name: ClassVar[str] = "captions"
 
     def units(self, setting: Setting) -> list[Unit]:
-        """Return `dense` of every seed first, since all share its space, then `best`, which takes longest."""
-        order = {"dense": 0, "best": 1}
+        """Return `dense` of every seed first, since all share its space, then what takes longest."""
+        order = {"dense": 0, "best": 1, "dense_ensemble": 2, "pro_released": 3}
         return [
             Unit(
                 name,
                 seed,
-                setting.config(_recipe_of(name), seed),
+                _config_of(setting, name, seed),
                 stage=int(name != "dense"),
                 anywhere=name in QUANTISERS,  # faiss works on the CPU, wherever the space was trained
             )
-            for name in sorted(self.names, key=lambda name: order.get(name, 2))
+            for name in sorted(self.names, key=lambda name: order.get(name, len(order)))
             for seed in range(setting.seeds)
         ]
 
@@ -86,28 +93,23 @@ class Captions:
 
     def open(self, setting: Setting, unit: Unit) -> Ranked:
         """Train what the unit needs and return its systems."""
-        makers = {"dense": _open_dense, **dict.fromkeys(QUANTISERS, _open_quantiser)}
-        return makers.get(unit.name, _open_codes)(setting, unit)
+        if unit.name in DENSE_UNITS:
+            return Ranked(setting.vectors(), *open_dense(setting, unit))
+        return (_open_quantiser if unit.name in QUANTISERS else _open_codes)(setting, unit)
 
 
-def _recipe_of(unit: str) -> str:
-    """Return the recipe that a unit trains, or whose bytes it keeps to."""
+def _config_of(setting: Setting, unit: str, seed: int) -> RunConfig:
+    """Return the settings that a unit trains by, or whose bytes it keeps to."""
+    if unit in DENSE_UNITS:
+        return config_of(setting, unit, seed)
     named = unit if unit in RECIPES else "pro"
-    return "best" if unit in QUANTISERS else named
-
-
-def _open_dense(setting: Setting, unit: Unit) -> Ranked:
-    vectors = setting.vectors()
-    ranker = flat_ranker(open_space(setting, unit.config)[0], vectors, setting.device)
-    val = {task.name: mean_reciprocal_rank(first_ranks(task, ranker, DEPTH)) for task in vectors.of_split("val")}
-    facts = {"validation": {"mrr@10": val}, "bytes": {"dense": 4 * unit.config.fusion.dim}}
-    return Ranked(vectors, {"dense": ranker}, facts)
+    return setting.config("best" if unit in QUANTISERS else named, seed)
 
 
 def _open_quantiser(setting: Setting, unit: Unit) -> Ranked:
     """A quantiser of faiss on the dense space, at the bytes of `best`, searched exhaustively."""
     vectors, size = setting.vectors(), int(code_bits(unit.config) // 8)
-    fusion, _ = open_space(setting, setting.config(_recipe_of("dense"), unit.seed))
+    fusion, _ = open_space(setting, config_of(setting, "dense", unit.seed))
     query, item = (embed(fusion, part, setting.device).cpu() for part in (vectors.queries, vectors.items))
     hat = reconstruct(unit.name, item.numpy(), np.unique(vectors.pair_item), size)
     ranker = FlatRanker(query, torch.from_numpy(hat), squared_distance=True)
@@ -122,7 +124,7 @@ def _open_codes(setting: Setting, unit: Unit) -> Ranked:
     weighed = choose_weights(trained)
     fused, plain, geometry = weighed.best, decoder_alone(config.search), geometry_alone(config.search)
     makers: dict[str, Callable[[], Ranker]] = {
-        **dict.fromkeys(("pro", "vs_sf", "pd_sf", "sf", "best"), lambda: trained.beam(fused)),
+        **dict.fromkeys(("pro", "best", *FUSED), lambda: trained.beam(fused)),
         **dict.fromkeys(("pd_vs", "vs", "pd", *GENIUS), lambda: trained.beam(plain)),
         "best_decoder": lambda: trained.beam(replace(fused, scorer="decoder", lookahead=False)),
         **dict.fromkeys(("scan", "pro_scan"), trained.scan),

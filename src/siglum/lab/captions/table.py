@@ -19,6 +19,15 @@ ORDER = (
     ("text_alone", "dense search, words of composed queries alone"),
     ("image_alone", "dense search, pictures of composed queries alone"),
     ("dense", "dense search in the fused space"),
+    ("dense_head", "the same, asked by a query head"),
+    ("dense_original", "dense, space of the contrastive loss alone"),
+    ("dense_original_head", "the same, asked by a query head"),
+    ("dense_moved", "dense, space learnt along with codes"),
+    ("dense_moved_head", "the same, asked by a query head"),
+    ("dense_longer", "dense, space of as many epochs by the contrastive loss alone"),
+    ("dense_longer_head", "the same, asked by a query head"),
+    ("dense_ensemble", "dense, three spaces together"),
+    ("dense_ensemble_head", "the same, asked by query heads"),
     ("faiss_pq", "faiss product quantiser, exhaustive"),
     ("faiss_opq", "faiss rotated product quantiser, exhaustive"),
     ("faiss_rq", "faiss residual quantiser, exhaustive"),
@@ -26,6 +35,7 @@ ORDER = (
     ("genius_half", "GENIUS, half the vocabulary"),
     ("genius_double", "GENIUS, double the vocabulary"),
     ("genius_joint", "GENIUS, its fused space learning along"),
+    ("genius_original", "GENIUS as published: 30 soft tokens, no encoder"),
     ("pd", "+ PD"),
     ("vs", "+ VS"),
     ("sf", "+ SF"),
@@ -33,6 +43,8 @@ ORDER = (
     ("pd_sf", "+ PD + SF"),
     ("vs_sf", "+ VS + SF"),
     ("pro", "PRO: PD + VS + SF"),
+    ("pro_literal", "PRO, β = γ = λ = 100"),
+    ("pro_released", "PRO, the released code's form"),
     ("pro_scan", "PRO's codes, exhaustive scan"),
     ("pro_geometry", "PRO's codes, geometry in the beam"),
     ("best_dense", "best's fused space, dense"),
@@ -59,7 +71,7 @@ def build_document(parts: Sequence[Part], facts: dict[str, Any]) -> dict[str, An
         **facts,
         "bytes_per_item": {system: float(np.mean(found)) for system, found in sizes.items()},
         "tasks": cells_of(ranks),
-        "comparisons": {task: _compare(ranks, task) for task in ranks.tasks},
+        "comparisons": {task: _compare(ranks, task, facts.get("strongest_dense", "dense")) for task in ranks.tasks},
         "validation": _by_unit(parts, [part.get("validation") for part in parts]),
         "seconds": _by_unit(parts, [part["seconds"] for part in parts]),
         "devices": _by_unit(parts, [part["machine"]["device"] for part in parts]),
@@ -99,7 +111,7 @@ def _cells(ranks: Ranks, task: str) -> dict[str, Any]:
     }
 
 
-def _compare(ranks: Ranks, task: str) -> dict[str, Any]:
+def _compare(ranks: Ranks, task: str, strongest: str) -> dict[str, Any]:
     """Return paired intervals, shares of gaps closed, and how often decoder and geometry are right alone."""
     found: dict[str, Any] = {}
     one = {system: ranks.cell(system, task, "success@1")["mean"] for system in ranks.systems(task)}
@@ -116,16 +128,17 @@ def _compare(ranks: Ranks, task: str) -> dict[str, Any]:
             if against in one:
                 gap = one["dense"] - one[against]
                 found[name] = {"against": against, "share": (one["pro"] - one[against]) / gap if gap > 0 else None}
-    return found | _compare_best(ranks, task) if "best" in one else found
+    return found | _compare_best(ranks, task, strongest) if "best" in one else found
 
 
-def _compare_best(ranks: Ranks, task: str) -> dict[str, Any]:
+def _compare_best(ranks: Ranks, task: str, strongest: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     value = {s: {m: ranks.cell(s, task, m)["mean"] for m in MEASURES} for s in ranks.systems(task)}
-    if "dense" in value:
-        pairs = {measure: (value["best"][measure], value["dense"][measure]) for measure in MEASURES[:3]}
-        found["best / dense"] = {measure: best / dense for measure, (best, dense) in pairs.items() if dense}
-    for other in ("geometry", "scan", "best_scan", "dense"):
+    for other in dict.fromkeys(("dense", strongest)):
+        if other in value:
+            pairs = {measure: (value["best"][measure], value[other][measure]) for measure in MEASURES}
+            found[f"best / {other}"] = {measure: best / dense for measure, (best, dense) in pairs.items() if dense}
+    for other in dict.fromkeys(("geometry", "scan", "best_scan", "dense", strongest)):
         if other in value:
             gap = ranks.contrast({"best": 1.0, other: -1.0}, task, "mrr@10", draw_seeds=False)
             found[f"best - {other}"] = {"mrr@10": gap}
@@ -156,6 +169,9 @@ def markdown(document: dict[str, Any]) -> str:
         ).markdown()
         for task, systems in document["tasks"].items()
     ]
+    if "strongest_dense" in document:
+        space, strongest = document["space_of_dense"], document["strongest_dense"]
+        lines += [f"Chosen on validation: `dense` is `{space}`, and the strongest dense row is `{strongest}`.", ""]
     if document.get("missing"):
         lines += [f"Not measured: {', '.join(document['missing'])}.", ""]
     return "\n".join(lines)
@@ -199,9 +215,9 @@ def _sentences(found: dict[str, Any]) -> list[str]:
         if found.get(name) and found[name]["share"] is not None:
             share, against = 100 * found[name]["share"], found[name]["against"]
             lines.append(f"PRO closes {share:.0f} % of the gap from {against} to dense in success@1")
-    if found.get("best / dense"):
-        ratios = ", ".join(f"{name} {value:.3f}" for name, value in found["best / dense"].items())
-        lines.append(f"best / dense: {ratios}")
+    for name in (name for name in found if name.startswith("best / ")):
+        ratios = ", ".join(f"{measure} {value:.3f}" for measure, value in found[name].items())
+        lines.append(f"{name}: {ratios}")
     if "right at rank 1" in found:
         alone = found["right at rank 1"]
         lines.append(

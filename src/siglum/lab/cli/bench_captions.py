@@ -85,6 +85,7 @@ def measure_units(
     command: Command, experiment: type[Captions], units: Mapping[str, Sequence[str]], scales: Sequence[str], **more: str
 ) -> tuple[Setting, list[Part], dict[str, Any]]:
     """Run the units asked for that are missing; return the setting, all parts, and what the document says of both."""
+    from siglum.lab.captions.dense import with_dense
     from siglum.lab.captions.quantisers import QUANTISERS, load_faiss
     from siglum.lab.cli.bench_speed import names
     from siglum.lab.experiments.run import measure
@@ -98,5 +99,6 @@ def measure_units(
     (found,) = measure(setting, [asked], jobs=command.jobs, limit=command.limit, say=say)
     if not found.parts:
         refuse_nothing(found.missing.values())
+    parts, dense = with_dense(found.parts)
     facts = {"scale": command.scale, "seeds": command.seeds, "recipe_of_best": "best", "missing": list(found.missing)}
-    return setting, found.parts, facts
+    return setting, parts, facts | dense

@@ -37,7 +37,6 @@ from siglum.lab.experiments.setting import Setting
 from siglum.lab.experiments.trained import Trained, open_space, open_trained
 from siglum.lab.experiments.verdict import LOSS, PRIMARY, judge
 from siglum.measure.evaluate import Ranker
-from siglum.recipes import recipe
 from siglum.types import SiglumError
 
 BEAMS = (10, 20, 50)
@@ -77,7 +76,7 @@ class Distillation:
         found = []
         for name, change in SYSTEMS.items():
             for seed in range(setting.seeds):
-                config = setting.fit(recipe(setting.recipe, setting.scale, seed, space="joint"))
+                config = setting.config("", seed, "joint")
                 if not config.tokenizer.rank_weight:
                     raise SiglumError(
                         f"recipe {setting.recipe} distils nothing; experiment distillation needs one that does, as pro."

@@ -24,7 +24,7 @@ from siglum.lab.catalogue.prepared import is_catalogue, prepared_file, read_prep
 from siglum.lab.experiments.distractors import distractors
 from siglum.lab.experiments.features import GIVEN, encoder_of, features_file, folder_features, reduced, split_name
 from siglum.lab.sources import DRAWING, sources_fingerprint
-from siglum.recipes import fit_to_data, recipe
+from siglum.recipes import Space, fit_to_data, recipe
 from siglum.run.lock import lock_file
 from siglum.scales import SCALES
 from siglum.types import Features, Modality, SiglumError, Vectors, one_of
@@ -84,9 +84,9 @@ class Setting:
         """The data in a word."""
         return WORLD if self.is_world else Path(self.data).stem
 
-    def config(self, name: str = "", seed: int = 0) -> RunConfig:
+    def config(self, name: str = "", seed: int = 0, space: Space = "") -> RunConfig:
         """Return a recipe (the one under study by default) at this scale, sized to the data."""
-        return self.fit(recipe(name or self.recipe, self.scale, seed))
+        return self.fit(recipe(name or self.recipe, self.scale, seed, space))
 
     def fit(self, config: RunConfig) -> RunConfig:
         """Return a config of the right size for the data, with the world's own seed.
