@@ -58,8 +58,10 @@ def check_tensor(what: str, value: object, axes: str, *, whole: bool = False) ->
 
 def check_codebooks(value: Any) -> None:
     """Refuse what are no codebooks, one tensor (V, D) a level in anything that has a length and an order."""
+    import torch
+
     ordered = hasattr(value, "__len__") and hasattr(value, "__getitem__")
-    if not ordered or isinstance(value, str | bytes | Mapping):
+    if not ordered or isinstance(value, str | bytes | Mapping | torch.Tensor):
         raise SiglumError(f"codebooks are a list of tensors (V, D), one a level, not {shown(value)}.")
     for level, book in enumerate(value):
         check_tensor(f"the codebook of level {level}", book, "VD")

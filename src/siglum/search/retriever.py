@@ -109,10 +109,9 @@ class Retriever(Models):
             raise SiglumError(f"{root} is not a run folder.")
         run = RunFolder(root)
         tokenizer, record = load_tokenizer(run.tokenizer, device)
-        own, fusion = record["tokenizer_fingerprint"], tokenizer.fusion
-        encoder_fingerprint = record.get("encoder_fingerprint")
+        own, known, fusion = record["tokenizer_fingerprint"], record.get("encoder_fingerprint"), tokenizer.fusion
         if encoder is not None and not isinstance(encoder, str):
-            check_encoder(encoder, encoder_fingerprint, len(fusion.image_shift), len(fusion.text_shift))
+            check_encoder(encoder, known, len(fusion.image_shift), len(fusion.text_shift))
         config: SearchConfig = from_dict(SearchConfig, read_root_json(root, "config.json", "search")["search"])
         decoder, head = None, None
         if run.decoder.exists():
@@ -130,7 +129,7 @@ class Retriever(Models):
             head=head,
             config=config,
             encoder=encoder or record.get("encoder", "none"),
-            encoder_fingerprint=encoder_fingerprint,
+            encoder_fingerprint=known,
             item_ND=_as_tensor(opened.vectors_ND, device),
             device=device,
         )

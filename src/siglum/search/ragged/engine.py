@@ -42,7 +42,7 @@ def reason_against(config: SearchConfig, decoder: CodeDecoder | None) -> str | N
 class FastSearch:
     """Search with the scores and the order of the beam search (or another mode), at a fraction of its cost.
 
-    Example: `FastSearch(decoder, codebooks, index, SearchConfig(), first=1).search(query_QD, k=10)`.
+    Example: `FastSearch(decoder, codebooks, index, SearchConfig(), first_geometric=1).search(query_QD, k=10)`.
     """
 
     def __init__(
