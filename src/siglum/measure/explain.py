@@ -9,6 +9,7 @@ Shapes: R live prefixes, C candidates, P parts of the score, D numbers a vector.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Unpack
@@ -128,6 +129,7 @@ def explain(
     if not isinstance(query, Tensor):
         images = None if image is None else [image]
         query = torch.from_numpy(retriever.encode_queries([query], images, instruction=instruction))
+    retriever = copy(retriever)  # of one moment: others may add and remove meanwhile
     query_1D = query.to(retriever.device)
     given = {name: value for name, value in options.items() if value is not None}
     index, config = retriever.index, from_dict(SearchConfig, {**as_dict(retriever.config), **given})
