@@ -25,7 +25,7 @@ from siglum.measure.retention import LevelQuantities, QueryBatch, RealBeam, Surv
 from siglum.search.lookahead import build_lookahead
 from siglum.search.scorers import GeometryScorer, Scorer, build_scorer
 from siglum.tokenize.train import Tokenizer
-from siglum.types import SiglumError, Task, Vectors
+from siglum.types import SiglumError, Task, Vectors, real_number, whole_number
 
 EPS = ("eps", "eps_fused", "eps_plain", "eps_fused_plain", "uncovered")
 """Names of what needs a decoder; null without one."""
@@ -145,12 +145,11 @@ def diagnose(
     if not tasks:
         there = ", ".join(sorted({task.split for task in vectors.tasks})) or "none"
         raise SiglumError(f"there are no tasks in split {split}; there are some in {there}.")
-    if queries < 0:
-        raise SiglumError(f"the number of queries must be 0 (all) or more, not {queries}.")
+    queries = whole_number("queries", queries, 0)
     quantizer = tokenizer.quantizer
     quantizer.check_geometry("a diagnosis")
-    search = replace(search, beam=search.beam if beam is None else beam)
-    tau = quantizer.config.temperature if tau is None else tau
+    search = replace(search, beam=search.beam if beam is None else whole_number("beam", beam))
+    tau = quantizer.config.temperature if tau is None else real_number("tau", tau)
     scores, rows = _scores(tokenizer, search, decoder), union_rows(tasks)
     items = vectors.items.rows(rows)
     item_ND = embed(tokenizer.fusion, items, device)

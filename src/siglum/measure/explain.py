@@ -29,7 +29,7 @@ from siglum.search.hits import as_hits
 from siglum.search.lookahead import LookAhead
 from siglum.search.retriever import Retriever
 from siglum.search.scorers import Scorer
-from siglum.types import Hit, Picture, SiglumError
+from siglum.types import Hit, Picture, SiglumError, whole_number
 
 BEST, EXAMPLES = 5, 3
 """How many of a level's best prefixes are told, and how many items under a prefix."""
@@ -125,6 +125,7 @@ def explain(
     restricts the search, `options` are fields of `SearchConfig`, `best` is how many prefixes a level tells.
     Example: `siglum.explain("runs/mine", "two dogs in the snow", "dogs/7.jpg").rank`.
     """
+    best = whole_number("best", best)
     retriever = run if isinstance(run, Retriever) else Retriever.load(run)
     if not isinstance(query, Tensor):
         images = None if image is None else [image]
