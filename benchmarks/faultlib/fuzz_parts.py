@@ -141,7 +141,12 @@ def published(base: Base, rng: Random, scratch: Path) -> tuple[str, list[Fault]]
     )
     if verb == "push_to_hub":
         places = ("", "a/b/c", "/", " ", "a b/c", "\x00", "-/-", *ANYTHING)
-    given: dict[str, Any] = {rng.choice(("texts", "revision", "token", "device")): rng.choice(ANYTHING)}
+    options = {
+        "save_pretrained": ("texts",),
+        "from_pretrained": ("revision", "token", "device"),
+        "push_to_hub": ("texts", "revision", "token", "private"),
+    }
+    given: dict[str, Any] = {rng.choice(options[verb]): rng.choice(ANYTHING)}
     given = given if rng.random() < 0.3 else {}
     place = rng.choice(places)
     call = siglum.Retriever.from_pretrained
