@@ -106,9 +106,7 @@ def test_an_explanation_sees_the_items_of_one_moment(retriever: Retriever, monke
     assert len(retriever) == len(ids) - 1
 
 
-def test_what_is_published_is_of_one_moment(
-    run_copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_published_is_of_one_moment(run_copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_index(RunFolder(run_copy), keep_vectors=True)
     retriever, real = Retriever.load(run_copy), published._shown
     whole, vectors = list(retriever.index.ids), retriever.item_ND

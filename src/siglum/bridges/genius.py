@@ -24,9 +24,9 @@ from siglum.fuse.contrastive import embed, kinds_of
 from siglum.fuse.modules import build_fusion
 from siglum.generate.decoder import CodeDecoder
 from siglum.generate.weights import t5_key
+from siglum.given import as_file
 from siglum.index import Index
 from siglum.search.retriever import Retriever
-from siglum.given import as_file
 from siglum.tokenize.base import NUM_MODALITIES
 from siglum.tokenize.rq import ResidualQuantizer
 from siglum.tokenize.train import Tokenizer

@@ -125,14 +125,13 @@ def explain(
     restricts the search, `options` are fields of `SearchConfig`, `best` is how many prefixes a level tells.
     Example: `siglum.explain("runs/mine", "two dogs in the snow", "dogs/7.jpg").rank`.
     """
-    best = whole_number("best", best)
     retriever = run if isinstance(run, Retriever) else Retriever.load(run)
     if not isinstance(query, Tensor):
         images = None if image is None else [image]
         query = torch.from_numpy(retriever.encode_queries([query], images, instruction=instruction))
     retriever = copy(retriever)  # of one moment: others may add and remove meanwhile
     query_1D = query.to(retriever.device)
-    given = {name: value for name, value in options.items() if value is not None}
+    given, best = {name: value for name, value in options.items() if value is not None}, whole_number("best", best)
     index, config = retriever.index, from_dict(SearchConfig, {**as_dict(retriever.config), **given})
     if target not in index.ids:
         raise SiglumError(
