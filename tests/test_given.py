@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import siglum
+from siglum import bridges
 from siglum.cli.main import main
 from siglum.config import RunConfig, SearchConfig, from_dict
 from siglum.data.precomputed import read_features
@@ -109,6 +110,41 @@ def test_lists_of_ids_that_are_none(
             told = capsys.readouterr().err
             assert match in told
             assert "[Errno" not in told
+
+
+@pytest.mark.parametrize("value", ["3", b"x", [], {}, object(), np.zeros(3)], ids=kind)
+def test_seconds_to_wait(retriever: Retriever, tmp_path: Path, value: Any) -> None:
+    refused(lambda: retriever.save(tmp_path, wait=value), "seconds to wait")
+
+
+@pytest.mark.parametrize("value", ["3", 2.5, True, -1, math.nan, [], np.zeros(3)], ids=kind)
+def test_numbers_about_a_run(world_run: Path, retriever: Retriever, value: Any, subtests: pytest.Subtests) -> None:
+    for name, call in {
+        "beam": lambda: siglum.diagnose(world_run, beam=value),
+        "queries": lambda: siglum.diagnose(world_run, queries=value),
+        "best": lambda: siglum.explain(retriever, "a star", retriever.index.ids[0], best=value),
+        "seed": lambda: siglum.recipe("pro", "tiny", value),
+    }.items():
+        with subtests.test(name):
+            refused(call, f"{name} must be a whole number")
+    with subtests.test("report"):
+        refused(lambda: siglum.report(world_run, queries=value), "queries must be a whole number")
+    if not isinstance(value, float | int) or value is True:
+        refused(lambda: siglum.diagnose(world_run, tau=value), "tau must be a finite number")
+
+
+@pytest.mark.parametrize("value", [None, 3, 2.5, b"x", {}, object()], ids=kind)
+def test_what_bridges_and_reports_take(value: Any, tmp_path: Path, subtests: pytest.Subtests) -> None:
+    for name, call in {
+        "report": lambda: siglum.report(value),
+        "read_codes": lambda: bridges.read_codes(value),
+        "read_genius": lambda: bridges.read_genius(value),
+        "read_grid": lambda: bridges.read_grid(value),
+        "write_codes": lambda: bridges.write_codes(tmp_path / "codes", value),
+        "to_faiss": lambda: bridges.to_faiss(value),
+    }.items():
+        with subtests.test(name):
+            refused(call)
 
 
 @pytest.mark.parametrize(

@@ -141,8 +141,13 @@ def published(base: Base, rng: Random, scratch: Path) -> tuple[str, list[Fault]]
     )
     if verb == "push_to_hub":
         places = ("", "a/b/c", "/", " ", "a b/c", "\x00", "-/-", *ANYTHING)
-    option = {"save_pretrained": "texts", "push_to_hub": "token"}.get(verb) or rng.choice(("revision", "device"))
-    given: dict[str, Any] = {option: rng.choice(ANYTHING)} if rng.random() < 0.3 else {}
+    options = {
+        "save_pretrained": ("texts",),
+        "from_pretrained": ("revision", "token", "device"),
+        "push_to_hub": ("texts", "revision", "token", "private"),
+    }
+    given: dict[str, Any] = {rng.choice(options[verb]): rng.choice(ANYTHING)}
+    given = given if rng.random() < 0.3 else {}
     place = rng.choice(places)
     call = siglum.Retriever.from_pretrained
     if verb != "from_pretrained":

@@ -73,9 +73,18 @@ def as_folder(value: object) -> Path:
     >>> as_folder("runs/demo").name
     'demo'
     """
+    return _as_path("folder", value)
+
+
+def as_file(value: object) -> Path:
+    """Return the path of a file that somebody named; it need not be there."""
+    return _as_path("file", value)
+
+
+def _as_path(kind: str, value: object) -> Path:
     name = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not isinstance(name, str) or not name:
-        raise SiglumError(f"a folder is named by a string or a path, not {shown(value)}.")
+        raise SiglumError(f"a {kind} is named by a string or a path, not {shown(value)}.")
     return check_path(Path(name))
 
 

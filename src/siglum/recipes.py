@@ -22,7 +22,7 @@ from siglum.config import (
 )
 from siglum.scales import BASES, FROZEN, JOINT, JOINT_SCALES, SCALES
 from siglum.tokenize.schedule import ascending, scaled_sizes, uniform
-from siglum.types import SiglumError, one_of
+from siglum.types import SiglumError, one_of, whole_number
 
 LEAST_STEPS = 300
 DECODERS = {
@@ -269,4 +269,4 @@ def recipe(name: str, scale: str = "paper", seed: int = 0, space: Space = "") ->
     ((512, 512, 512, 512, 1024), 10.0)
     """
     build = RECIPES[one_of("recipe", name, RECIPES)]
-    return replace(build(base_of(scale, space)), recipe=name, seed=seed)
+    return replace(build(base_of(scale, space)), recipe=name, seed=whole_number("seed", seed, 0))

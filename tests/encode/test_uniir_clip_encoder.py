@@ -171,9 +171,13 @@ def test_other_files_are_refused(checkpoint: str, tmp_path: Path, monkeypatch: p
     torch.save({"weights": {}}, tmp_path / "other.pth")
     with pytest.raises(SiglumError, match="no weights under 'model'"):
         uniir_clip.build(str(tmp_path / "other.pth"))
-    (tmp_path / "cut.pth").write_bytes(Path(checkpoint).read_bytes()[:2000])
-    with pytest.raises(SiglumError, match="not a whole torch checkpoint"):
-        uniir_clip.build(str(tmp_path / "cut.pth"))
+    torch.save({"model": {str(row): torch.zeros(9) for row in range(40)}}, tmp_path / "small.pth")
+    small = (tmp_path / "small.pth").read_bytes()
+    for cut in (Path(checkpoint).read_bytes()[:2000], small[:4200], small[:-1]):
+        (tmp_path / "cut.pth").write_bytes(cut)
+        with pytest.raises(SiglumError, match="not a whole torch checkpoint") as caught:
+            uniir_clip.build(str(tmp_path / "cut.pth"))
+        assert "[Errno" not in str(caught.value)
     save(Path(checkpoint), STATE | {"visual.ln_pre.weight": torch.zeros(3)})
     with pytest.raises(SiglumError, match="do not fit together"):
         uniir_clip.build(checkpoint)

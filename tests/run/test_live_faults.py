@@ -125,6 +125,8 @@ def test_codes_without_ids_are_refused(tmp_path: Path) -> None:
     begin(tmp_path)
     with LiveIndex(tmp_path) as live, pytest.raises(SiglumError, match="0 items were given with the codes of 2"):
         live.change(["item 1"], [], np.zeros((2, 3), int))
+    with LiveIndex(tmp_path) as live, pytest.raises(SiglumError, match="1 items were given with the codes of none"):
+        live.add(["a"], np.array(5))
     assert "item 1" in open_index(tmp_path).index.ids
 
 

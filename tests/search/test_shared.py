@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +17,13 @@ from siglum import Item
 from siglum.api import features as as_features
 from siglum.encode.builtin import BuiltinEncoder
 from siglum.encode.run import encode_rows
+from siglum.index import Index
 from siglum.lab.world.collection import World
+from siglum.measure.explain import explain
 from siglum.run.folder import RunFolder
 from siglum.run.stages import make_index
+from siglum.search import published
+from siglum.search.beam import Ranking
 from siglum.search.retriever import Retriever
 from siglum.types import Features, SiglumError
 
@@ -85,6 +90,36 @@ def test_a_search_sees_the_items_of_one_moment(retriever: Retriever, world: Worl
 
     run_all(remove, search, search, search)
     assert list(retriever.index.ids) == names[60:]
+
+
+def test_an_explanation_sees_the_items_of_one_moment(retriever: Retriever, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may remove an item at any time."""
+    ids, words, real = list(retriever.index.ids), "a big red star", Retriever.rank
+    before = explain(retriever, words, ids[40])
+
+    def disturbed(self: Retriever, *given: Any, **how: Any) -> list[Ranking]:
+        retriever.remove([ids[0]])
+        return real(self, *given, **how)
+
+    monkeypatch.setattr(Retriever, "rank", disturbed)
+    assert explain(retriever, words, ids[40]) == before
+    assert len(retriever) == len(ids) - 1
+
+
+def test_what_is_published_is_of_one_moment(run_copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_index(RunFolder(run_copy), keep_vectors=True)
+    retriever, real = Retriever.load(run_copy), published._shown
+    whole, vectors = list(retriever.index.ids), retriever.item_ND
+
+    def disturbed(index: Index, texts: bool) -> Index:
+        retriever.remove([retriever.index.ids[0]])
+        return real(index, texts)
+
+    monkeypatch.setattr(published, "_shown", disturbed)
+    retriever.save_pretrained(tmp_path / "published")
+    found = Retriever.load(tmp_path / "published")
+    assert list(found.index.ids) == whole
+    assert vectors is not None and found.item_ND is not None and torch.equal(found.item_ND, vectors)
 
 
 def test_threads_that_add_lose_nothing(retriever: Retriever, world: World) -> None:

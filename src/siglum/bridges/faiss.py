@@ -19,7 +19,7 @@ from siglum.config import TokenizerConfig
 from siglum.tokenize.base import Quantiser
 from siglum.tokenize.pq import ProductQuantizer
 from siglum.tokenize.rq import ResidualQuantizer
-from siglum.types import SiglumError
+from siglum.types import SiglumError, shown
 
 FAR = np.float32(1e15)
 """Every number of a codeword that no vector is near: it fills a vocabulary up to a power of two, as faiss needs it."""
@@ -68,6 +68,8 @@ def to_faiss(items: CodedItems | Quantiser) -> Any:
     quantiser = coded.quantiser
     if quantiser is None:
         raise SiglumError("faiss needs codewords, and of these items codes alone are known.")
+    if not isinstance(quantiser, Quantiser):
+        raise SiglumError(f"to_faiss takes coded items (siglum.bridges.CodedItems) or a quantiser, not {shown(items)}.")
     quantiser.check_geometry("a faiss index")
     bits = np.array([max(1, (size - 1).bit_length()) for size in quantiser.sizes], np.int32)
     widths = set(quantiser.width_L.tolist()) if isinstance(quantiser, ProductQuantizer) else set()

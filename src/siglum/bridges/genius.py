@@ -24,6 +24,7 @@ from siglum.fuse.contrastive import embed, kinds_of
 from siglum.fuse.modules import build_fusion
 from siglum.generate.decoder import CodeDecoder
 from siglum.generate.weights import t5_key
+from siglum.given import as_file
 from siglum.index import Index
 from siglum.search.retriever import Retriever
 from siglum.tokenize.base import NUM_MODALITIES
@@ -79,7 +80,7 @@ def read_genius(path: str | Path) -> Genius:
     Codes, reconstructions and logits are GENIUS' own, but for the probability it leaves to `</s>` and `<unk>`, which
     never follow.
     """
-    path = Path(path)
+    path = as_file(path)
     weights = {key.replace(COMPILED, "").removeprefix("module."): value for key, value in read_checkpoint(path).items()}
     inside = {key.removeprefix("quantizer."): value for key, value in weights.items() if key.startswith("quantizer.")}
     tokenizer = _read_tokenizer(inside or weights, path)

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from siglum.bridges.items import CodedItems, checked_codes
+from siglum.given import as_file
 from siglum.types import SiglumError
 
 
@@ -18,6 +19,7 @@ def read_grid(path: str | Path, levels: int | None = None) -> CodedItems:
     """
     import torch
 
+    path = as_file(path)
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from siglum.data.parquet import load_pyarrow
 from siglum.files import atomic
-from siglum.given import check_path, listed
+from siglum.given import as_file, listed
 from siglum.index import Index
 from siglum.tokenize.base import Quantiser
 from siglum.types import SiglumError, shown
@@ -40,6 +40,8 @@ class CodedItems:
     @classmethod
     def of(cls, retriever: Retriever) -> CodedItems:
         """Return the items of a retriever as they are now, in pool order."""
+        if not isinstance(getattr(retriever, "index", None), Index):
+            raise SiglumError(f"coded items are those of a retriever (siglum.Retriever), not {shown(retriever)}.")
         index = retriever.index
         codes_NL = np.empty((len(index), index.levels), np.int64)
         codes_NL[index.order] = index.codes()
@@ -68,13 +70,14 @@ def write_codes(path: str | Path, items: CodedItems | Retriever) -> None:
         "codes": arrow.FixedSizeListArray.from_arrays(flat, len(coded.sizes)),
     }
     table = arrow.table(columns).replace_schema_metadata({KEY: json.dumps({"sizes": list(coded.sizes)})})
-    with atomic(check_path(Path(path))) as file:
+    with atomic(as_file(path)) as file:
         parquet.write_table(table, file)
 
 
 def read_codes(path: str | Path) -> CodedItems:
     """Read codes that `write_codes` wrote, or others in two such columns, whose vocabularies are as large as needed."""
     arrow, parquet = load_pyarrow()
+    path = as_file(path)
     try:
         table = parquet.read_table(path)
     except (arrow.ArrowException, OSError) as error:

@@ -45,9 +45,9 @@ class Command(OneRun, WritingVerb):
     """Build the index anew though items that were added to the old one, or replaced in it, are not in the new one."""
     compact: bool = False
     """Write what the log holds into the index, which is done by itself when the log has grown long."""
-    snapshot: str = ""
+    snapshot: str | None = None
     """Keep the index as it is now under this name, in RUN/snapshots; files are linked, not copied."""
-    restore: str = ""
+    restore: str | None = None
     """Make the index what a snapshot holds."""
     cut_log: bool = False
     """Give up what stands behind the damaged place of a log."""
@@ -81,8 +81,8 @@ def _do(command: Command, folder: RunFolder, device: str) -> Index:
     asked = {
         "--add and --remove": command.add is not None or bool(command.remove),
         "--compact": command.compact,
-        "--snapshot": bool(command.snapshot),
-        "--restore": bool(command.restore),
+        "--snapshot": command.snapshot is not None,
+        "--restore": command.restore is not None,
         "--cut-log": command.cut_log,
     }
     chosen = [name for name, given in asked.items() if given]
@@ -100,9 +100,9 @@ def _do(command: Command, folder: RunFolder, device: str) -> Index:
     if command.cut_log:
         forget_stamps(folder.root, ())
         say(f"{cut_log(folder.index):,} bytes of the log were given up")
-    elif command.snapshot:
+    elif command.snapshot is not None:
         say(f"snapshot: {take_snapshot(folder, command.snapshot)}")
-    elif command.restore:
+    elif command.restore is not None:
         restore_snapshot(folder, command.restore)
     else:
         with LiveIndex(folder.index) as live:

@@ -181,4 +181,5 @@ def _has_tokenizer(folder: Path) -> bool:
 
 
 def _first_line(error: Exception) -> str:
-    return " ".join(str(error).split("\n\n")[0].split()).rstrip(".")[:300] or type(error).__name__
+    told = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return " ".join(told.split("\n\n")[0].split()).rstrip(".")[:300] or type(error).__name__

@@ -145,7 +145,8 @@ def diagnose(
     if not tasks:
         there = ", ".join(sorted({task.split for task in vectors.tasks})) or "none"
         raise SiglumError(f"there are no tasks in split {split}; there are some in {there}.")
-    queries, quantizer = whole_number("queries", queries, 0), tokenizer.quantizer
+    queries = whole_number("queries", queries, 0)
+    quantizer = tokenizer.quantizer
     quantizer.check_geometry("a diagnosis")
     search = replace(search, beam=search.beam if beam is None else whole_number("beam", beam))
     tau = quantizer.config.temperature if tau is None else real_number("tau", tau)

@@ -9,6 +9,7 @@ Shapes: R live prefixes, C candidates, P parts of the score, D numbers a vector.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Unpack
@@ -28,7 +29,7 @@ from siglum.search.hits import as_hits
 from siglum.search.lookahead import LookAhead
 from siglum.search.retriever import Retriever
 from siglum.search.scorers import Scorer
-from siglum.types import Hit, Picture, SiglumError
+from siglum.types import Hit, Picture, SiglumError, whole_number
 
 BEST, EXAMPLES = 5, 3
 """How many of a level's best prefixes are told, and how many items under a prefix."""
@@ -128,8 +129,9 @@ def explain(
     if not isinstance(query, Tensor):
         images = None if image is None else [image]
         query = torch.from_numpy(retriever.encode_queries([query], images, instruction=instruction))
+    retriever = copy(retriever)  # of one moment: others may add and remove meanwhile
     query_1D = query.to(retriever.device)
-    given = {name: value for name, value in options.items() if value is not None}
+    given, best = {name: value for name, value in options.items() if value is not None}, whole_number("best", best)
     index, config = retriever.index, from_dict(SearchConfig, {**as_dict(retriever.config), **given})
     if target not in index.ids:
         raise SiglumError(

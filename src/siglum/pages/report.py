@@ -13,7 +13,7 @@ from typing import Any, TypedDict
 
 from siglum.device import check_device
 from siglum.files import write_text
-from siglum.given import as_folder
+from siglum.given import as_file, as_folder
 from siglum.pages.document import (
     COLUMNS,
     Document,
@@ -32,7 +32,7 @@ from siglum.pages.names import NAMES, in_order
 from siglum.pages.render import listed, render
 from siglum.pages.results import find_results, gap_closed, rank_runs
 from siglum.run.folder import RunFolder
-from siglum.types import SiglumError, one_of
+from siglum.types import SiglumError, one_of, whole_number
 
 
 class Report(TypedDict):
@@ -75,12 +75,11 @@ def report(
     from siglum.pages.measurement import RunMeasurement
 
     begun, device = perf_counter(), check_device(device)
-    folders = [as_folder(run) for run in ([runs] if isinstance(runs, str | Path) else runs)]
+    folders = [as_folder(run) for run in (runs if isinstance(runs, Sequence) and not isinstance(runs, str) else [runs])]
     if not folders:
         raise SiglumError("report needs at least one run folder, such as `siglum report runs/demo`.")
     one_of("split", split, ("val", "test"))
-    if queries < 0:
-        raise SiglumError(f"queries must be 0 (all) or more, not {queries}.")
+    queries, seed = whole_number("queries", queries, 0), whole_number("seed", seed, 0)
     names, configs = name_runs(folders), [RunFolder(folder).config() for folder in folders]
     finished = [] if experiments is None else read_experiments(experiments)
     measured = []
@@ -99,7 +98,7 @@ def report(
         "seconds": round(perf_counter() - begun, 1),
     }
     if out is not None:
-        write_text(Path(out), render_report(document, find_examples(results, names), finished))
+        write_text(as_file(out), render_report(document, find_examples(results, names), finished))
     return document
 
 

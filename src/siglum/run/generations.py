@@ -354,7 +354,7 @@ def refuse_dropping(folder: Path, index: Index, remedy: str) -> None:
     if outdated.any():
         items = _counted(int(outdated.sum()), "was", "were")
         raise SiglumError(
-            f"{items} replaced in the index in {folder}; the new one has what was there before: {remedy} to write it."
+            f"{items} replaced in the index in {folder}, but the new one has what was there before; {remedy} to do so."
         )
     if len(index) > len(names):
         more = _counted(len(index) - len(names), "that is", "that are")

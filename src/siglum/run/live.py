@@ -308,8 +308,10 @@ def _changed(
     """Return the state after a change, and the change as a record."""
     layer, kept = state.index, state.vectors_ND
     assert isinstance(layer, Layered)
-    if len(codes_NL) != len(ids):
-        raise SiglumError(f"{len(ids)} items were given with the codes of {len(codes_NL)}.")
+    if codes_NL.shape[:1] != (len(ids),):
+        raise SiglumError(
+            f"{len(ids)} items were given with the codes of {len(codes_NL) if codes_NL.ndim else 'none'}."
+        )
     index = layer.changed(gone, ids, codes_NL, fields)
     own = np.zeros((len(ids), 0), np.float16)
     if kept is not None:

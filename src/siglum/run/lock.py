@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from siglum.types import SiglumError
+from siglum.types import SiglumError, shown
 
 LOCK_FILE = ".lock"
 PAUSE = 0.05
@@ -67,8 +68,8 @@ def lock_file(
     shared: bool = False,
 ) -> Iterator[None]:
     """Hold what `guarded` names by a lock on the file `path`, as `lock_run` does for a run folder."""
-    if wait is not None and not wait >= 0:
-        raise SiglumError(f"the seconds to wait must be 0 or more, not {wait}.")
+    if wait is not None and not (isinstance(wait, Real) and wait >= 0):
+        raise SiglumError(f"the seconds to wait must be 0 or more, not {shown(wait)}.")
     place = path.parent.resolve() / path.name
     if place in _held.places:
         yield

@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 
 from siglum.data.stamps import forget_stamps
-from siglum.files import STAGE_FILE, atomic, make_folder, sync_folder
+from siglum.files import STAGE_FILE, atomic, make_folder, read_stage, sync_folder
 from siglum.index.store import FIELDS_FILE
 from siglum.run.folder import RunFolder
 from siglum.run.generations import CURRENT, HERE, VECTORS_FILE, open_index, replace_index
@@ -46,12 +46,13 @@ def take_snapshot(run: RunFolder, name: str) -> Path:
         for segment in generation.segments:
             _link(run.index / segment, half / segment, flat=segment == HERE)
         for journal in opened.journals:
-            for path in (journal.path, ack_path(journal.path)):
-                if path.exists():
-                    _copy(path, half / path.name)
+            _write(half / journal.path.name, journal.path.read_bytes()[: journal.end])
+            ack = ack_path(journal.path)
+            if ack.exists():
+                _write(half / ack.name, ack.read_bytes())
         if generation.number:
             for file in (f"generation-{generation.number:06d}.json", CURRENT):
-                _copy(run.index / file, half / file)
+                _write(half / file, (run.index / file).read_bytes())
         for folder in (half, *(path for path in half.iterdir() if path.is_dir())):
             sync_folder(folder)
         half.rename(to)
@@ -62,10 +63,10 @@ def take_snapshot(run: RunFolder, name: str) -> Path:
     return to
 
 
-def _copy(source: Path, to: Path) -> None:
-    """Copy a file so that it is on the disk."""
+def _write(to: Path, content: bytes) -> None:
+    """Write a file so that it is on the disk."""
     with atomic(to) as file:
-        file.write(source.read_bytes())
+        file.write(content)
 
 
 def _link(source: Path, to: Path, *, flat: bool) -> None:
@@ -83,6 +84,6 @@ def restore_snapshot(run: RunFolder, name: str) -> None:
     if not source.is_dir():
         there = ", ".join(list_snapshots(run)) or "none"
         raise SiglumError(f"{run.root} has no snapshot {name!r}; it has {there}.")
-    opened = open_index(source)
+    opened = open_index(source, read_stage(run.tokenizer)["tokenizer_fingerprint"])
     forget_stamps(run.root, ())
     replace_index(run.index, opened.index, opened.vectors_ND)

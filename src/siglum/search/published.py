@@ -37,7 +37,8 @@ def save_pretrained(retriever: Retriever, folder: str | Path, name: str, texts: 
             )
         card = _own_card(home)
         encoder = retriever._encoder_facts()
-        index = _shown(retriever.index, texts)
+        state = retriever._state
+        index = _shown(state.index, texts)
         bare = type(retriever)(
             retriever.tokenizer,
             index,
@@ -46,7 +47,7 @@ def save_pretrained(retriever: Retriever, folder: str | Path, name: str, texts: 
             config=retriever.config,
             encoder=public_name(encoder["encoder"]),
             encoder_fingerprint=encoder.get("encoder_fingerprint"),
-            item_ND=retriever.item_ND,
+            item_ND=state.item_ND,
             device=retriever.device,
         )
         decoder = retriever.decoder
