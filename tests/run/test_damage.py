@@ -216,6 +216,24 @@ def states(call: Call, run: Path) -> dict[str, str]:
     return {name: stage["state"] for name, stage in json.loads(call("info", run, "--json"))["stages"].items()}
 
 
+def test_settings_changed_after_a_stage_make_it_stale(run_copy: Path, call: Call) -> None:
+    folder = RunFolder(run_copy)
+    config = folder.config()
+    assert set(states(call, run_copy).values()) <= {"finished", "missing"}
+    folder.write_config(replace(config, decoder=replace(config.decoder, epochs=99)))
+    found = states(call, run_copy)
+    assert [name for name, state in found.items() if state == "stale"] == ["3-decoder"]
+    was = config.decoder.epochs
+    assert f"3-decoder is stale: made with decoder.epochs {was}, which is 99 now" in call("info", run_copy)
+    folder.write_config(replace(config, fusion=replace(config.fusion, dim=8), search=replace(config.search, beam=3)))
+    assert [name for name, state in states(call, run_copy).items() if state == "stale"] == [
+        "2-tokenizer",
+        "2-tokenizer/dense",
+        "3-decoder",
+        "4-index",
+    ]
+
+
 def test_a_stage_made_again_makes_later_ones_stale(run: Path, call: Call, make_vectors: Callable[..., Any]) -> None:
     write_text(run / "5-runs" / "all.test.trec", "q Q0 x 1 1 siglum\n")
     write_text(run / "6-report" / "eval-test.json", "{}")

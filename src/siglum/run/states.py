@@ -7,11 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from siglum.config import DecoderConfig, FusionConfig, QueryConfig, TokenizerConfig, diff, from_dict
 from siglum.files import STAGE_FILE, read_stage
-from siglum.run.folder import DECODER, DENSE, INDEX, REPORT, RUNS, TOKENIZER, VECTORS, RunFolder
+from siglum.rootfiles import read_kept_json
+from siglum.run.folder import CONFIG_FILE, DECODER, DENSE, INDEX, REPORT, RUNS, TOKENIZER, VECTORS, RunFolder
 from siglum.run.generations import index_record
 from siglum.types import SiglumError
 
+SETTINGS = {"fusion": FusionConfig, "tokenizer": TokenizerConfig, "query": QueryConfig, "decoder": DecoderConfig}
+"""Settings that records of stages hold, by the name they have there and in the run's."""
 SHOWN = ("hits.html",)
 """Files of a report that tell nothing about when the run was measured."""
 
@@ -39,6 +43,7 @@ def stage_states(run: RunFolder) -> dict[str, StageState]:
         (INDEX, TOKENIZER, "tokenizer", "tokenizer_fingerprint"),
     ):
         _compare(records[name], records[source], source, made_from, own)
+        _compare_settings(records[name], run)
     newest = max(((_newest(run.root / name), name) for name in records), default=(0, ""))
     return records | {name: _measured(run.root / name, newest) for name in (RUNS, REPORT)}
 
@@ -70,6 +75,24 @@ def _compare(stage: StageState, source: StageState, name: str, made_from: str, o
         stage.state, stage.why = "stale", f"made from another {name} than is there now"
     elif source.state == "stale":
         stage.state, stage.why = "stale", f"{name} is stale"
+
+
+def _compare_settings(stage: StageState, run: RunFolder) -> None:
+    """Call a finished stage stale if the run has other settings than those it was made with.
+
+    A retriever that was saved has settings of its search alone.
+    """
+    if stage.state != "finished":
+        return
+    try:
+        stored = read_kept_json(run.root, CONFIG_FILE) or {}
+        for name, kind in SETTINGS.items():
+            if isinstance(stage.record.get(name), dict) and name in stored:
+                changed = diff(from_dict(kind, stage.record[name]), from_dict(kind, stored[name]))
+                for field, (was, now) in changed.items():
+                    stage.state, stage.why = "stale", f"made with {name}.{field} {was}, which is {now} now"
+    except SiglumError:  # whoever opens the damaged one says so
+        return
 
 
 def _measured(folder: Path, newest: tuple[int, str]) -> StageState:
