@@ -24,7 +24,7 @@ ORDER = (
     ("dense_original_head", "the same, asked by a query head"),
     ("dense_moved", "dense, space learnt along with codes"),
     ("dense_moved_head", "the same, asked by a query head"),
-    ("dense_longer", "dense, space of as many epochs by the contrastive loss alone"),
+    ("dense_longer", "dense, as many epochs more of the contrastive loss alone"),
     ("dense_longer_head", "the same, asked by a query head"),
     ("dense_ensemble", "dense, three spaces together"),
     ("dense_ensemble_head", "the same, asked by query heads"),
