@@ -1,19 +1,23 @@
 # make demo   see generative retrieval work on the drawn world (minutes, 2 CPU cores)
 # make test   lint, types, import order, docs and all tests but the long ones
 # make docs   the site in build/site, links checked
+# make coverage    all tests, and how much of the code they run
 # make test-long   the long tests, the site, a look for code that stands twice, a minute of kills, damage, full disks, shared runs and bad input
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-long docs lint format clean
+.PHONY: demo test test-long coverage docs lint format clean
 
 demo: .venv/.demo
 	$(BIN)/siglum demo --out runs/demo
 
 test: .venv/.test lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long" --cov=siglum --cov-report=term:skip-covered --cov-fail-under=90
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long"
 	$(BIN)/siglum demo --scale tiny --out runs/tiny
+
+coverage: .venv/.test
+	$(BIN)/python -m pytest -n 2 --dist loadfile --cov=siglum --cov-report=term:skip-covered --cov-fail-under=90
 
 test-long: .venv/.test docs
 	$(BIN)/pylint src

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
+import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from catalogue_files import make_catalogue
 
+pytestmark = pytest.mark.long
+Told = Callable[..., str]
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SAID = {
     "catalogue.py": ["fashion holds no catalogue of products"],
@@ -38,36 +41,36 @@ def test_every_example_is_tested_and_short() -> None:
     assert all(len(path.read_text().splitlines()) <= 60 for path in EXAMPLES.glob("*.py"))
 
 
-def told(name: str, folder: Path, *arguments: str) -> str:
-    """Run an example and return what it says."""
-    source = str(EXAMPLES.parent / "src")
-    inherited = os.environ.get("PYTHONPATH", "")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [source, inherited]))}
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Told:
+    """A function that runs an example in a folder of its own and returns what it says."""
+
+    def run(name: str, *arguments: str) -> str:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        threads = torch.get_num_threads()
+        try:
+            runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        finally:
+            torch.set_num_threads(threads)
+        return capsys.readouterr().out
+
+    return run
 
 
 @pytest.mark.parametrize("name", sorted(SAID))
-def test_example(name: str, tmp_path: Path) -> None:
+def test_example(name: str, tmp_path: Path, told: Told) -> None:
     for needed in NEEDS.get(name, ()):
         pytest.importorskip(needed)
-    said = told(name, tmp_path)
+    said = told(name)
     for words in SAID[name]:
         assert words in said, said
     assert not list(tmp_path.iterdir()), "an example leaves files behind"
 
 
-def test_the_catalogue_example_searches_by_picture_and_words(tmp_path: Path) -> None:
+def test_the_catalogue_example_searches_by_picture_and_words(tmp_path: Path, told: Told) -> None:
     make_catalogue(tmp_path / "shop", ["train"] * 11 + ["val", "test"])
-    said = told("catalogue.py", tmp_path, "shop", "run", "builtin", "tiny")
+    said = told("catalogue.py", "shop", "run", "builtin", "tiny")
     for words in (
         "81 products; of ",
         "By words: Maker12 Women ",

@@ -22,6 +22,7 @@ from siglum.rootfiles import accept_root
 from siglum.search.retriever import Retriever
 from siglum.types import SiglumError
 
+pytestmark = pytest.mark.long
 SYSTEMS = ("dense", "scan", "geometry", "genius", "pro")
 
 

@@ -26,6 +26,7 @@ from siglum.lab.experiments.ranks import Ranks
 from siglum.lab.experiments.setting import Setting
 from siglum.recipes import Space
 
+pytestmark = pytest.mark.long
 UNITS = "dense,text_alone,image_alone,genius,pro"
 
 
