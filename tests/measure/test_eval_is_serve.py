@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import shutil
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -123,6 +125,23 @@ def test_what_is_evaluated_is_what_is_served(run: RunFolder, make_vectors) -> No
     answered = [one for one in answers if not isinstance(one, str)]
     assert len(answered) >= CONFIGURATIONS // 3 and len(refused) >= 5
     assert all(len(hits) for one in answered for hits in one)
+
+
+def test_what_is_evaluated_is_what_is_served_without_a_decoder(run: RunFolder, tmp_path: Path, make_vectors) -> None:
+    """Such a run is served by geometry, with all its other settings."""
+    bare = RunFolder(tmp_path / "bare")
+    shutil.copytree(run.root, bare.root)
+    shutil.rmtree(bare.decoder)
+    retriever, vectors, different = Retriever.load(bare.root), make_vectors(), 0
+    plain = evaluated(replace(open_own(bare, {}), config=SearchConfig(scorer="geometry")), vectors)
+    for options in ({"scorer": "fused"}, {"lookahead": True, "leaf_order": "dense", "beam": 2}, {"mode": "scan"}):
+        asked = {**as_dict(SearchConfig()), **options}
+        own = open_own(bare, asked)
+        found = evaluated(own, vectors)
+        served_as = {**asked, "scorer": "geometry"} if asked["scorer"] == "fused" else asked
+        assert same(found, served(retriever, vectors, served_as))
+        different += not same(found, plain)
+    assert different
 
 
 def test_the_order_of_a_leaf_reaches_both(run: RunFolder, make_vectors) -> None:

@@ -51,13 +51,14 @@ def measure(name: str, folder: Path, device: str) -> DemoRun:
         assert systems.scan is not None and systems.geometry is not None, "residual codes have vectors"
         rankers |= {"dense": systems.dense, "scan": systems.scan, "geometry": systems.geometry}
         beams["geometry"] = beam_survival_of(systems, systems.geometry, queries_per_task=FOLLOWED)
-    if systems.own is not None:
+    has_decoder = systems.retriever.decoder is not None
+    if has_decoder and systems.own is not None:
         rankers[name] = systems.own
         beams[name] = beam_survival_of(systems, systems.own, queries_per_task=FOLLOWED)
     found = evaluate_run(run, systems, rankers, union_queries=UNION_QUERIES) if rankers else Evaluation()
     tasks, retriever = systems.vectors.of_split("test"), systems.retriever
     answers = answers_of(systems.vectors, tasks, found) if rankers else {}
-    results = RunResults(answers, name if systems.own is not None else None, read_source(folder), "test")
+    results = RunResults(answers, name if has_decoder else None, read_source(folder), "test")
     told = diagnose(
         systems.vectors,
         retriever.tokenizer,

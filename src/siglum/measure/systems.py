@@ -44,7 +44,7 @@ class Systems:
     geometry: BeamRanker | None
     """What ranks by vectors of codes; None where codes have none."""
     own: BeamRanker | None
-    """The run's own scorer (decoder, fused, ...), if a decoder exists."""
+    """The run's own search, as it is served; None where neither a decoder nor vectors of codes could rank."""
 
     @property
     def vectors(self) -> Vectors:
@@ -91,7 +91,7 @@ def open_systems(run: RunFolder, split: str = "test", device: str = "cpu") -> Sy
         None if raw is None else dense_of(raw, vectors, device),
         scan_of(coded) if has_vectors else None,
         BeamRanker(engine, indexed, coded.query_MD, geometry_alone(config)) if has_vectors else None,
-        BeamRanker(engine, indexed, asked, config) if retriever.decoder is not None else None,
+        BeamRanker(engine, indexed, asked, config) if has_vectors or retriever.decoder is not None else None,
     )
 
 

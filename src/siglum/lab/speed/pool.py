@@ -234,7 +234,7 @@ def _run_pool(run: Path, items: int, queries: int) -> Pool:
     from siglum.run.folder import RunFolder
 
     systems = open_systems(RunFolder(run))
-    if systems.own is None:
+    if systems.own is None or systems.retriever.decoder is None:
         raise SiglumError(f"{run} has no decoder to measure; train one first.")
     generator = torch.Generator().manual_seed(items)
     rows = torch.as_tensor(systems.rows)
