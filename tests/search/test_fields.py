@@ -20,7 +20,7 @@ from siglum.run.live import LiveIndex
 from siglum.run.snapshots import restore_snapshot, take_snapshot
 from siglum.run.stages import make_index
 from siglum.search.retriever import Retriever
-from siglum.types import Item, SiglumError
+from siglum.types import Item, Query, SiglumError
 
 
 def shown(retriever: Retriever) -> dict[str, tuple[str | None, Path | None]]:
@@ -92,10 +92,36 @@ def test_the_item_of_the_same_picture_file_is_left_out_on_request(run_copy: Path
     (picture.parent / "link.png").symlink_to(picture)
     whole = [hit.item_id for hit in retriever.search(picture, k=9, beam=99, scorer="geometry")]
     assert "new" in whole[:8]
-    for asked in (picture, Image.open(picture), picture.parent / "link.png", picture.read_bytes()):
+    others = [name for name in whole if name != "new"]
+    for asked in (picture, Image.open(picture), picture.parent / "link.png"):
         found = retriever.search(asked, k=8, beam=99, scorer="geometry", exclude_self=True)
-        kept = whole[:8] if isinstance(asked, bytes) else [name for name in whole if name != "new"]
-        assert [hit.item_id for hit in found] == kept
+        assert [hit.item_id for hit in found] == others
+    with Image.open(picture) as opened:
+        nameless = (picture.read_bytes(), opened.convert("RGB"), np.asarray(opened.convert("RGB")))
+    for asked in nameless:
+        with pytest.raises(SiglumError, match="this picture has neither"):
+            retriever.search(asked, exclude_self=True)
+        by_id = retriever.search(Query(id="new", image=asked), k=8, beam=99, scorer="geometry", exclude_self=True)
+        assert [hit.item_id for hit in by_id] == others
+
+
+def test_all_items_of_the_same_picture_are_left_out_and_as_many_others_found(run_copy: Path, picture: Path) -> None:
+    retriever = Retriever.load(run_copy)
+    retriever.add([Item(id=f"new {number}", image=picture) for number in range(4)])
+    for k in (7, 9, 20):
+        found = retriever.search([picture, "a star"], k=k, beam=99, scorer="geometry", exclude_self=True)
+        assert [len(hits) for hits in found] == [k, k], k
+        assert not [hit for hit in found[0] if hit.item_id.startswith("new")]
+
+
+def test_a_published_retriever_says_that_it_knows_no_files(run_copy: Path, picture: Path, tmp_path: Path) -> None:
+    retriever = Retriever.load(run_copy)
+    retriever.add([Item(id="new", image=picture)])
+    retriever.save_pretrained(tmp_path / "published")
+    published = Retriever.from_pretrained(tmp_path / "published")
+    with pytest.raises(SiglumError, match="keep none"):
+        published.search(picture, beam=99, scorer="geometry", exclude_self=True)
+    assert len(published.search("a red star", k=3, exclude_self=True)) == 3
 
 
 def test_a_run_that_keeps_nothing_is_searched_all_the_same(run_copy: Path) -> None:

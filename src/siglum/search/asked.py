@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from pathlib import Path
@@ -15,7 +15,7 @@ from siglum.config import Normalisation, SearchConfig, as_dict, from_dict
 from siglum.data.pictures import file_of, is_image
 from siglum.given import check_row, listed
 from siglum.index import Allowed, Index
-from siglum.types import Drawing, Hit, Item, Picture, Query, SiglumError, shown, whole_number
+from siglum.types import Drawing, Hit, Item, Modality, Picture, Query, SiglumError, shown, whole_number
 
 QueryLike = str | Picture | Query
 """A text, a picture or a query. A string is always a text: name the file of a picture by a `Path`."""
@@ -91,10 +91,42 @@ class AskedQueries:
         )
         return cls([replace(row, id=str(name)) for row, name in zip(rows, told, strict=True)], names, not many)
 
-    def without_own(self, place: int, hits: Sequence[Hit]) -> list[Hit]:
+    def others(
+        self, ask: Callable[[SearchRequest], list[list[Hit]]], how: SearchRequest, first: int, kinds: bool
+    ) -> list[list[Hit]]:
+        """Return k hits of each query from number `first` on, without the item that the query itself is.
+
+        With `kinds` the first code of an item says whether it has a picture. A picture that nothing tells from others,
+        neither an id nor a file that items keep too, is refused.
+        """
+        self._check_own()
+        places = 1  # what the query itself takes, more where several items have its picture
+        while True:
+            whole = ask(replace(how, k=how.k + places))
+            kept = [self._without_own(number, hits, kinds) for number, hits in enumerate(whole, first)]
+            most = max((len(hits) - len(rest) for hits, rest in zip(whole, kept, strict=True)), default=0)
+            if most <= places:
+                return [hits[: how.k] for hits in kept]
+            places = most
+
+    def _check_own(self) -> None:
+        for name, row in zip(self.names, self.rows, strict=True):
+            if name is None and row.image is not None and file_of(row.image) is None:
+                raise SiglumError(
+                    "exclude_self knows an item by its id or its picture file, but this picture has neither; give the"
+                    " file's Path, or a siglum.Query with the id, or leave ids out by `without`."
+                )
+
+    def _without_own(self, number: int, hits: Sequence[Hit], kinds: bool) -> list[Hit]:
         """Return hits without the query itself, the item of its id or of the same picture file, ranked from 1."""
-        name, file = self.names[place], _place_of(self.rows[place].image)
+        name, file = self.names[number], _place_of(self.rows[number].image)
         others = [hit for hit in hits if hit.item_id != name and (file is None or _place_of(hit.image) != file)]
+        files = [hit.image for hit in hits if (hit.codes[0] != Modality.TEXT if kinds else hit.text is None)]
+        if name is None and file and files and not any(files):
+            raise SiglumError(
+                "exclude_self knows the item of a picture by its file, but these items keep none (a published"
+                " retriever has no files); give a siglum.Query with the id, or leave ids out by `without`."
+            )
         return [replace(hit, rank=rank) for rank, hit in enumerate(others, 1)]
 
 

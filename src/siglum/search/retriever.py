@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any, Unpack, overload
@@ -245,14 +246,11 @@ class Retriever(Models):
             state.index, self.config, options, k=k, within=within, without=without, min_score=min_score
         )
         found: list[list[Hit]] = []
+        kinds = self.tokenizer.quantizer.config.modality == "metadata"
         with shown_if(progress):
             for features in self._encoded(questions.rows, "search"):
-                if exclude_self:  # it takes one place
-                    hits = self._hits(state, features, replace(how, k=how.k + 1))
-                    hits = [questions.without_own(place, row)[: how.k] for place, row in enumerate(hits, len(found))]
-                else:
-                    hits = self._hits(state, features, how)
-                found += hits
+                ask = partial(self._hits, state, features)
+                found += questions.others(ask, how, len(found), kinds) if exclude_self else ask(how)
         return found[0] if questions.is_one else found
 
     def search_features(
