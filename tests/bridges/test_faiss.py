@@ -142,3 +142,20 @@ def test_what_cannot_go_over_is_refused() -> None:
         from_faiss(built("PCA6,PQ3x4"))
     with pytest.raises(SiglumError, match="of these items codes alone are known"):
         to_faiss(CodedItems(["a"], np.zeros((1, 2), int), (2, 2)))
+
+
+@pytest.mark.parametrize(
+    "make", [lambda m: faiss.IndexPQ(DIM, 3, 4, m), lambda m: faiss.IndexResidualQuantizer(DIM, 3, 4, m)]
+)
+def test_the_metric_goes_both_ways(make: Any) -> None:
+    index = make(faiss.METRIC_INNER_PRODUCT)
+    index.train(VECTORS)
+    index.add(VECTORS)
+    items = from_faiss(index)
+    assert items.metric == "inner_product"
+    back = to_faiss(items)
+    assert back.metric_type == faiss.METRIC_INNER_PRODUCT
+    scores, rows = index.search(VECTORS[:5], 7)
+    found, same = back.search(VECTORS[:5], 7)
+    assert np.array_equal(rows, same) and np.allclose(scores, found)
+    assert from_faiss(built("PQ3x4")).metric == "l2"

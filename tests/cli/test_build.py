@@ -149,7 +149,7 @@ def test_without_captions_pictures_find_pictures(plain: tuple[Path, Path], say: 
     for args in (["a red star"], ["a red star", "--image", wanted]):
         code, out, error = say("search", run, *args)
         assert (code, out) == (1, "")
-        assert "built without captions" in error and "give --image FILE alone" in error
+        assert "built without captions" in error and "ask by a picture alone" in error
     _, _, error = say("build", photos, "--out", run, *TINY, "--resume")
     assert "finds pictures by pictures only, not by words" in error
     example = sorted(photos.glob("*.png"))[0]

@@ -96,6 +96,26 @@ def test_scorers_codebooks_and_encoded_queries_go_together() -> None:
     assert [list(one.position) for one in trained] == [list(one.position) for one in alone]
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_precisions_are_searched_too_and_the_scorer_reads_its_own(dtype: torch.dtype) -> None:
+    codes, books, queries = case(7)
+    queries, books = queries.bfloat16().float(), [book.bfloat16().float() for book in books]
+    seen = set()
+
+    def model(query_RD: Tensor, prefix_RL: Tensor) -> Tensor:
+        seen.add(query_RD.dtype)
+        return log_probs(query_RD.float(), prefix_RL)
+
+    trie = siglum.build_trie(codes)
+    wanted = siglum.fused_beam_search(trie, model, queries, codebooks=books, beam=9)
+    seen.clear()
+    found = siglum.fused_beam_search(
+        trie, model, queries.to(dtype), codebooks=[book.to(dtype) for book in books], beam=9
+    )
+    assert seen == {dtype}
+    assert [list(one.position) for one in found] == [list(one.position) for one in wanted]
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -114,6 +134,10 @@ def test_scorers_codebooks_and_encoded_queries_go_together() -> None:
         ({"batch_size": 0}, "the batch size must be a whole number"),
         ({"codebooks": torch.zeros(3, 3, DIM)}, "codebooks are a list of tensors"),
         ({"codebooks": [3]}, r"the codebook of level 0 must be a tensor \(V, D\) of numbers, not 3"),
+        (
+            {"query": torch.zeros(3, DIM + 1), "codebooks": case(0)[1]},
+            f"the codewords have {DIM} numbers, but the queries {DIM + 1}",
+        ),
         ({"codebooks": [torch.zeros(3, DIM)]}, r"need codebooks of at least \(3, 5, 4\) codewords"),
     ],
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -54,7 +54,9 @@ def from_faiss(found: Any) -> CodedItems:
     packed = faiss.vector_to_array(index.codes).reshape(number, source.code_size) if number else None
     codes_NL = np.zeros((0, source.M), np.int64) if packed is None else faiss.unpack_bitstrings(packed, bits)
     names = [str(one) for one in (range(number) if ids is None else ids.tolist())]
-    return CodedItems(names, codes_NL.astype(np.int64), quantiser.sizes, quantiser)
+    inner = getattr(index, "metric_type", faiss.METRIC_L2) == faiss.METRIC_INNER_PRODUCT
+    metric: Literal["l2", "inner_product"] = "inner_product" if inner else "l2"
+    return CodedItems(names, codes_NL.astype(np.int64), quantiser.sizes, quantiser, metric)
 
 
 def to_faiss(items: CodedItems | Quantiser) -> Any:
@@ -80,6 +82,8 @@ def to_faiss(items: CodedItems | Quantiser) -> Any:
             index = _rotated(faiss, inner, quantiser.axes_DD)
     else:
         index = inner = _write_residual(faiss, quantiser, bits)
+    if coded.metric == "inner_product":
+        index.metric_type = inner.metric_type = faiss.METRIC_INNER_PRODUCT
     if len(coded):
         codes_NL = np.ascontiguousarray(coded.codes_NL, np.int32)
         inner.add_sa_codes(faiss.pack_bitstrings(codes_NL, bits.tolist()))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from torch import Tensor
@@ -36,6 +36,8 @@ class CodedItems:
     sizes: tuple[int, ...]
     """Vocabulary of every level."""
     quantiser: Quantiser | None = None
+    metric: Literal["l2", "inner_product"] = "l2"
+    """By what the library they come from ranks reconstructions."""
 
     @classmethod
     def of(cls, retriever: Retriever) -> CodedItems:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from siglum.cli.search_flags import SearchFlags
-from siglum.console.commands import DeviceVerb, OneRun, check_words, say
+from siglum.console.commands import DeviceVerb, OneRun, say
 from siglum.device import check_device
 from siglum.types import Query, SiglumError, shown
 
@@ -109,7 +109,6 @@ def _check(command: Command) -> None:
 
 def _typed(command: Command, source: dict[str, Any], retriever: Retriever) -> _Request:
     """Encode the query of the command line."""
-    check_words(command.folder, command.query, source)
     if retriever.encoder is None:
         raise SiglumError(f"{command.folder} was made from plain vectors and has no encoder; give --query-id ID.")
     text, instruction = command.query or None, command.instruction or None

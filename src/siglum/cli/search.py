@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from siglum.cli.search_flags import SearchFlags, read_ids
-from siglum.console.commands import DeviceVerb, OneRun, check_words, say
+from siglum.console.commands import DeviceVerb, OneRun, say
 from siglum.device import check_device
 from siglum.types import SiglumError
 
@@ -74,7 +74,6 @@ def run(command: Command) -> dict[str, Any]:
 
     from_file = _check(command)
     source = read_source(command.folder)
-    check_words(command.folder, command.text, source)
     retriever = Retriever.load(command.folder, device=check_device(command.device))
     if retriever.decoder is None:
         say(f"{command.folder} has no trained decoder: searching by geometry alone")

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from siglum.console.commands import check_words, say
+from siglum.console.commands import say
 from siglum.log import progress
 from siglum.types import SiglumError
 
@@ -67,7 +67,7 @@ def _found(command: Command, retriever: Retriever, source: dict[str, Any]) -> tu
     if retriever.encoder is None:
         raise SiglumError(f"{command.folder} has no encoder: give features of the queries (--query-features FILE).")
     asked = read_queries(command.queries)
-    check_words(command.folder, next((query.text for query in asked if query.text), None), source)
+    retriever.check_words(asked)
     ids = [query.id for query in asked]
     spans = _spans(len(asked), command.batch)
     how = {"exclude_self": command.exclude_self, **options}

@@ -186,12 +186,3 @@ def changed_config(
     except Exception:  # a kill or an interrupt may be resumed, with the new settings
         run.write_config(before)
         raise
-
-
-def check_words(folder: Path, text: str | None, source: dict[str, Any]) -> None:
-    """Refuse words in a run that could only answer them with noise."""
-    if text and not source.get("supervised", True) and not source.get("joint", True):
-        raise SiglumError(
-            f"{folder} was built without captions by an encoder that does not put words and pictures into one"
-            " space, so words cannot find anything; give --image FILE alone, or build with captions or a CLIP encoder."
-        )

@@ -104,6 +104,12 @@ def read_source(run: Path) -> Facts:
     return facts
 
 
+def answers_words(run: Path) -> bool:
+    """Return whether words can find items of a run: it learnt from captions, or its encoder is a joint one."""
+    facts = read_kept_json(run, SOURCE_FILE, "kind") or {}
+    return bool(facts.get("supervised", True) or facts.get("joint", True))
+
+
 def find_items(facts: Facts, ids: Iterable[str]) -> dict[str, Item]:
     """Return the items of these ids as they were before encoding; one that cannot be found is left out."""
     return SOURCES[facts["kind"]].items(facts, list(ids)) if facts else {}

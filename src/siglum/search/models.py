@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from threading import Lock
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -53,6 +53,8 @@ class Models:
         """
         self.tokenizer, self.decoder, self.head, self.device = tokenizer, decoder, head, device
         self._encoder, self._encoder_fingerprint = encoder, encoder_fingerprint
+        self.knows_words = True
+        """Whether words can find anything: not where pictures alone were learnt from, by no joint encoder."""
         self._encoding = Lock()
 
     @property
@@ -128,7 +130,16 @@ class Models:
         parts = [rows[start : start + SHARD] for start in range(0, len(rows), SHARD)]
         return (self._encode(part) for part in told(parts, label, total=len(rows), unit="row", size=SHARD))
 
+    def check_words(self, queries: Iterable[Query]) -> None:
+        """Refuse queries with words where these could only be answered with noise."""
+        if not self.knows_words and any(query.text for query in queries):
+            raise SiglumError(
+                "this run was built without captions by an encoder that does not put words and pictures into one space,"
+                " so words cannot find anything; ask by a picture alone, or build with captions or a CLIP encoder."
+            )
+
     def _encode(self, rows: Sequence[Item] | Sequence[Query]) -> Features:
+        self.check_words(row for row in rows if isinstance(row, Query))
         if self.encoder is None:
             raise SiglumError(
                 "this run was made from plain vectors and has no encoder; use search_features and features."
@@ -154,9 +165,12 @@ class Models:
         own = self.decoder.state_dict()
         return all(torch.equal(value, own[name].cpu()) for name, value in found.state_dict().items())
 
-    def _encoder_facts(self) -> dict[str, str]:
+    def _encoder_facts(self) -> dict[str, Any]:
         """Return what the record keeps of the encoder, without building one that was not needed so far."""
         known, fingerprint = self._encoder, self._encoder_fingerprint
         if isinstance(known, str) or known is None:
-            return {"encoder": known or "none", **({"encoder_fingerprint": fingerprint} if fingerprint else {})}
-        return {"encoder": known.name, "encoder_fingerprint": known.fingerprint()}
+            name, own = known or "none", fingerprint
+        else:
+            name, own = known.name, known.fingerprint()
+        weights = {"encoder_fingerprint": own} if own else {}
+        return {"encoder": name, **weights, **({} if self.knows_words else {"words": False})}

@@ -6,7 +6,7 @@ Shapes: N items, L levels, V_l codes of level l, Q queries, R live prefixes, C c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import NamedTuple
 
@@ -121,6 +121,7 @@ def fused_beam_search(
     if not isinstance(query, EncodedQuery):
         check_tensor("queries", query, "QD")
     check_codebooks(codebooks)
+    codebooks = [book.float() for book in codebooks]
     first_geometric, batch_size = (
         whole_number("first_geometric", first_geometric, 0),
         whole_number("the batch size", batch_size),
@@ -133,10 +134,20 @@ def fused_beam_search(
     if not parts:
         raise SiglumError("a beam search needs something to rank by: a scorer, codebooks or both.")
     _check_codebooks(trie, codebooks)
+    if codebooks and (omega > 0 or scorer is None):
+        query = _for_geometry(EncodedQuery.of(query), codebooks[0].shape[1])
     ranked: Scorer = parts[0] if len(parts) == 1 else SumScorer(parts)
     k = min(whole_number("k", k), len(trie))
     beam, allowed = whole_number("the beam", beam), None if within is None else trie.allow(within)
     return search_items(ranked, trie, query, beam=beam, k=k, batch_size=batch_size, allowed=allowed)
+
+
+def _for_geometry(query: EncodedQuery, width: int) -> EncodedQuery:
+    """Return queries whose vectors are in full precision, refusing those of another space than the codewords'."""
+    vector_QD = query.vector
+    if vector_QD.shape[1] != width:
+        raise SiglumError(f"the codewords have {width} numbers, but the queries {vector_QD.shape[1]}.")
+    return query if vector_QD.dtype == torch.float32 else replace(query, vector_QD=vector_QD.float())
 
 
 def _check_codebooks(trie: Index, codebooks: Sequence[Tensor]) -> None:

@@ -50,7 +50,7 @@ def save_pretrained(retriever: Retriever, folder: str | Path, name: str, texts: 
             item_ND=state.item_ND,
             device=retriever.device,
         )
-        decoder = retriever.decoder
+        bare.knows_words, decoder = retriever.knows_words, retriever.decoder
         counts = {"items": len(index), "texts": sum(map(bool, index.fields))}
         counts["parameters"] = 0 if decoder is None else decoder.parameter_count()
         facts = facts_of(home, retriever.tokenizer, retriever.config, encoder["encoder"], counts)

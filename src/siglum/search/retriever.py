@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from siglum.config import SearchConfig, as_dict, from_dict
+from siglum.data.source import answers_words
 from siglum.data.stamps import forget_stamps
 from siglum.device import check_device
 from siglum.encode.base import Encoder, check_encoder
@@ -134,6 +135,7 @@ class Retriever(Models):
             item_ND=_as_tensor(opened.vectors_ND, device),
             device=device,
         )
+        retriever.knows_words = record.get("words", True) and answers_words(root)
         retriever._home = root.resolve()
         return retriever
 
