@@ -19,12 +19,13 @@ from siglum.data.catalogue import read_catalogue
 from siglum.data.tasks import TASKS
 from siglum.lab.catalogue import prepared
 from siglum.lab.catalogue.prepared import read_prepared
-from siglum.lab.catalogue.systems import united, without_part
+from siglum.lab.catalogue.systems import OthersRanker, own_rows, united, without_part
 from siglum.lab.experiments import setting as settings
 from siglum.lab.experiments import trained
 from siglum.lab.experiments.ranks import Ranks
 from siglum.lab.experiments.setting import Setting
 from siglum.recipes import Space
+from siglum.search.beam import Ranking
 
 pytestmark = pytest.mark.long
 UNITS = "dense,text_alone,image_alone,genius,pro"
@@ -174,6 +175,38 @@ def test_a_part_alone_is_taken_from_composed_queries_only(finished: Path) -> Non
     sizes = {len(task.pool_rows) for task in united(vectors).tasks}
     own = {frozenset(task.pool_rows.tolist()) for task in vectors.of_split("test")}
     assert sizes == {sum(map(len, own))}
+
+
+def test_among_all_pools_no_query_finds_itself(finished: Path) -> None:
+    (file,) = (finished / "all.parts/data").glob("*.npz")
+    catalogue, vectors, _ = read_prepared(file)
+    own, everything = own_rows(vectors), {item.id: item for item in catalogue.items()}
+    queries = {query.id: query for query in catalogue.collection.queries["test"]}
+
+    class First:
+        """Finds all items that hold the query's own words or picture first."""
+
+        def rank(self, query_rows: np.ndarray, pool_rows: np.ndarray, k: int) -> list[Ranking]:
+            found = [sorted(pool_rows, key=lambda row, asked=asked: not holds(asked, row)) for asked in query_rows]
+            return [Ranking(*(np.array(rows[:k]),) * 3) for rows in found]
+
+    def holds(asked: int, row: int) -> bool:
+        query, item = queries[vectors.queries.ids[asked]], everything[vectors.items.ids[row]]
+        same_name = query.image is None and (query.text or "").lower() == (item.text or "").lower()
+        return same_name or (query.text is None and query.image is not None and query.image == item.image)
+
+    seen = 0
+    for task in united(vectors).of_split("test"):
+        plain = First().rank(task.query_rows, task.pool_rows, 4)
+        others = OthersRanker(First(), own).rank(task.query_rows, task.pool_rows, 4)
+        for asked, before, after in zip(task.query_rows, plain, others, strict=True):
+            seen += sum(holds(asked, row) for row in before.position)
+            assert not [row for row in after.position if holds(asked, row)], vectors.queries.ids[asked]
+            assert len(after) == 4
+        own_pool = next(one for one in vectors.of_split("test") if one.name == task.name)
+        lost = [np.isin(own.get(int(row), []), own_pool.pool_rows).any() for row in own_pool.query_rows]
+        assert not any(lost), "in its own pool nothing is left out"
+    assert seen > 10
 
 
 def test_wrong_requests_are_refused(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

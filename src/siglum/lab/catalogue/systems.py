@@ -19,6 +19,7 @@ from siglum.lab.experiments.ranks import rank_systems
 from siglum.lab.experiments.setting import Setting
 from siglum.lab.experiments.trained import flat_ranker
 from siglum.measure.evaluate import Ranker, union_rows
+from siglum.search.beam import Ranking
 from siglum.types import Task, Vectors
 
 ALONE = {"text_alone": "image", "image_alone": "text"}
@@ -40,13 +41,54 @@ class CatalogueSystems(Captions):
         vectors, rankers, facts = self.open(setting, unit)
         found = {**rank_systems(vectors, rankers), **facts}
         if unit.name not in ALONE:
-            found["union"] = rank_systems(united(vectors), rankers)["systems"]
+            others = {name: OthersRanker(ranker, own_rows(vectors)) for name, ranker in rankers.items()}
+            found["union"] = rank_systems(united(vectors), others)["systems"]
             found["examples"] = _examples(vectors, rankers)
         return found
 
     def open(self, setting: Setting, unit: Unit) -> Ranked:
         """Return the systems of a unit."""
         return _open_alone(setting, unit) if unit.name in ALONE else Captions.open(self, setting, unit)
+
+
+@dataclass(frozen=True, slots=True)
+class OthersRanker:
+    """A system that leaves out what each query is itself."""
+
+    ranker: Ranker
+    own: dict[int, np.ndarray]
+    """Rows of the items that hold a query's own words or picture, by the query's row."""
+
+    def rank(self, query_rows: np.ndarray, pool_rows: np.ndarray, k: int) -> list[Ranking]:
+        """Rank deeper by as many items as a query may lose, and drop those."""
+        none = np.zeros(0, np.int64)
+        own = [self.own.get(int(row), none) for row in query_rows]
+        deeper = k + max((len(rows) for rows in own), default=0)
+        found = self.ranker.rank(query_rows, pool_rows, deeper)
+        kept = [~np.isin(one.position, rows) for one, rows in zip(found, own, strict=True)]
+        return [
+            Ranking(one.position[keep][:k], one.row[keep][:k], one.score[keep][:k])
+            for one, keep in zip(found, kept, strict=True)
+        ]
+
+
+def own_rows(vectors: Vectors) -> dict[int, np.ndarray]:
+    """Return the items that hold all a query says, by the query's row: its very name, or its very picture.
+
+    In the pool of its own task no query has any; among all pools together a name would find itself and the pairs of
+    that name, and a photograph itself and its pair.
+    """
+    items, queries = vectors.items.ids, vectors.queries.ids
+    row_of = {name: row for row, name in enumerate(items)}
+    found = {}
+    for task in vectors.of_split("test"):
+        for row, positives in zip(task.query_rows.tolist(), task.positives, strict=True):
+            what = queries[row].partition(":")[2]
+            pairs = [f"it:{items[one].partition(':')[2]}" for one in positives]
+            own = {"t2i": [f"t:{what}", *pairs], "i2t": [f"i:{what}", f"it:{what}"]}.get(task.name, [])
+            if there := [row_of[one] for one in own if one in row_of]:
+                found[row] = np.array(there)
+    return found
 
 
 def is_composed(task: str) -> bool:
