@@ -20,7 +20,6 @@ FusionKind = Literal["combiner", "towers", "gated", "sum", "none"]
 ModalityCode = Literal["metadata", "learned", "none"]
 CodebookUpdate = Literal["ema", "grad", "hybrid"]
 RankForm = Literal["prefixes", "items"]
-RankTeacher = Literal["fused", "positive", "shuffled"]
 Normalisation = Literal["level", "joint", "children"]
 Augmentation = Literal["scalar", "per_dim_sqrt", "off"]
 
@@ -61,6 +60,8 @@ class FusionConfig:
     """Share of all steps with rising learning rate."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Arithmetic of the module while it learns: bf16 autocast on a GPU and fp32 elsewhere (auto), or one of them."""
+    members: int = 1
+    """Spaces of twice `dim` numbers that are trained apart, put side by side and cut to the `dim` main axes of all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +100,7 @@ class TokenizerConfig:
     """Weight lambda of L_rank, prefix ranking distillation; 0 turns it off."""
     rank_form: RankForm = "prefixes"
     """Distributions over distinct prefixes with maximum aggregation (paper) or over items (released code)."""
-    rank_teacher: RankTeacher = "fused"
+    rank_teacher: Literal["fused", "positive", "shuffled"] = "fused"
     """What L_rank teaches: fused similarities (paper), or as a control the positive alone or shuffled similarities."""
     rank_cosine: bool = False
     """Normalise partial reconstructions in L_rank, as the released code does."""
@@ -310,15 +311,15 @@ def from_dict(kind: type[Any], values: dict[str, Any]) -> Any:
 
 NAMED = {"TokenizerConfig.kind": QUANTISERS, "SearchConfig.scorer": SCORERS}
 """Settings that name a registered part."""
-LATER = {TokenizerConfig: ("kind", "rank_teacher", "space_epochs", "refit")}
+LATER = {FusionConfig: ("members",), TokenizerConfig: ("kind", "rank_teacher", "space_epochs", "refit")}
 """Fields that a `config.json` may lack."""
 LEAST = {
-    **dict.fromkeys(("epochs", "lr", "weight_decay", "omega", "clip", "dropout", "warmup", "soft_targets"), 0.0),
+    **dict.fromkeys(("epochs", "lr", "weight_decay", "omega", "clip", "dropout", "warmup", "encoder_layers"), 0.0),
     **dict.fromkeys(("prior", "null_queries", "input_dropout", "smoothing", "members", "space_epochs", "seed"), 0.0),
     **dict.fromkeys(("rank_weight", "rq_weight", "mse_weight", "revive_below", "decay", "kmeans_iters"), 0.0),
     **dict.fromkeys(("batch_size", "beam", "top_k", "dim", "projection", "hidden", "soft_tokens", "variants"), 1.0),
     **dict.fromkeys(("d_model", "d_ff", "d_kv", "heads", "decoder_layers", "kmeans_per_code", "assign_beam"), 1.0),
-    "encoder_layers": 0.0,
+    **dict.fromkeys(("soft_targets",), 0.0),
     "temperature": 1e-6,
 }
 """The least value of every setting that has one."""
@@ -334,9 +335,8 @@ def _check_ranges(config: Any) -> None:
     for name in ("dropout", "input_dropout", "smoothing", "decay", "warmup", "null_queries"):
         if getattr(config, name, 0.0) > 1:
             raise SiglumError(f"{kind}.{name} is {getattr(config, name)}, but must be at most 1.")
-    vocab = getattr(config, "vocab", (2,))
-    if not vocab or min(vocab) < 2:
-        raise SiglumError(f"{kind}.vocab is {shown(list(vocab))}, but needs levels of at least 2 codewords.")
+    if min(getattr(config, "vocab", (2,)), default=0) < 2:
+        raise SiglumError(f"{kind}.vocab is {shown(list(config.vocab))}, but needs levels of at least 2 codewords.")
 
 
 def _read(name: str, hint: Any, value: Any) -> Any:

@@ -5,7 +5,8 @@ Shapes: P pairs in a batch, D fused size.
 
 from __future__ import annotations
 
-from typing import Unpack
+from pathlib import Path
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -15,9 +16,14 @@ from torch import Tensor, nn
 from siglum import dist
 from siglum.config import FusionConfig, config_fingerprint
 from siglum.files import fingerprint
-from siglum.fuse.modules import Fusion, build_fusion
+from siglum.fuse.modules import Fusion, Joined, build_fusion, member_config
 from siglum.loop import Keeping, Metrics, PairTraining, adam, cosine_lr, seed_of, set_lr, train
 from siglum.types import Features, SiglumError, Task, Vectors
+
+APART = 1000
+"""How far apart the seeds of several spaces are."""
+ROWS = 4096
+"""Rows that are embedded at once."""
 
 
 def contrastive_loss(
@@ -80,7 +86,7 @@ def kinds_of(features: Features, device: str = "cpu") -> Tensor:
 
 
 @torch.no_grad()
-def embed(fusion: Fusion, features: Features | DeviceFeatures, device: str, batch_size: int = 4096) -> Tensor:
+def embed(fusion: Fusion, features: Features | DeviceFeatures, device: str, batch_size: int = ROWS) -> Tensor:
     """Return the fused unit vectors (N, D) of all rows, in fp32 and without dropout."""
     rows = features if isinstance(features, DeviceFeatures) else DeviceFeatures(features, device)
     was_training = fusion.training
@@ -158,6 +164,8 @@ def fit_fusion(
     **keeping: Unpack[Keeping],
 ) -> tuple[Fusion, list[Metrics]]:
     """Train the fusion module with L_cl alone and keep the epoch that is best on validation: the dense baseline."""
+    if config.members > 1:
+        return _fit_joined(vectors, config, seed=seed, device=device, **keeping)
     fusion = new_fusion(vectors, config, seed, device)
     if config.epochs == 0 or not any(True for _ in fusion.parameters()):
         return fusion.eval(), []
@@ -173,6 +181,33 @@ def fit_fusion(
         **keeping,
     )
     return fusion.eval(), history
+
+
+def _fit_joined(
+    vectors: Vectors, config: FusionConfig, *, seed: int, device: str, folder: Path | None = None, **keeping: Any
+) -> tuple[Fusion, list[Metrics]]:
+    """Train several spaces one after the other and turn them, side by side, to the axes of the training vectors."""
+    joined, history = new_fusion(vectors, config, seed, device), []
+    assert isinstance(joined, Joined)
+    for number in range(config.members):
+        place = None if folder is None else folder / f"member{number}"
+        own = seed + APART * number
+        joined.members[number], metrics = fit_fusion(
+            vectors, member_config(config), seed=own, device=device, folder=place, **keeping
+        )
+        history += metrics
+    moments = torch.zeros(len(joined.axes), len(joined.axes), dtype=torch.float64)
+    for features, rows in ((vectors.items, vectors.pair_item), (vectors.queries, vectors.pair_query)):
+        some = DeviceFeatures(features.rows(np.unique(rows)), device)
+        for start in range(0, len(some), ROWS):
+            with torch.no_grad():
+                part = joined.eval().side_by_side(*some[slice(start, start + ROWS)]).double().cpu()
+            moments += part.T @ part / len(some)
+    axes_EE = torch.linalg.eigh(moments).eigenvectors.flip(1)  # those that hold most come first
+    # An axis has two directions, and the one with the larger positive end is taken, as libraries differ in which.
+    turned = axes_EE * torch.where(axes_EE.gather(0, axes_EE.abs().argmax(0)[None]) < 0, -1.0, 1.0)
+    joined.axes.copy_(turned[:, : config.dim])
+    return joined.eval(), history
 
 
 class FusionTraining(PairTraining):

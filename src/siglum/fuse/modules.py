@@ -6,6 +6,7 @@ Shapes: N rows, Di image features, Dt text features, D fused size.
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -163,14 +164,46 @@ class NoFusion(Fusion):
         return torch.stack(parts).sum(0)
 
 
+class Joined(Fusion):
+    """Several spaces trained apart, side by side, turned to the axes that hold most of them and cut.
+
+    The inner product of vectors side by side is the sum of those in each space; few axes hold nearly all of it.
+    """
+
+    axes: Tensor
+
+    def __init__(self, config: FusionConfig, image_dim: int, text_dim: int) -> None:
+        super().__init__(image_dim, text_dim)
+        self.members = nn.ModuleList(
+            build_fusion(member_config(config), image_dim, text_dim) for _ in range(config.members)
+        )
+        wide = config.members * member_config(config).dim
+        self.register_buffer("axes", torch.eye(wide)[:, : config.dim].clone())
+
+    def side_by_side(self, *features: Tensor) -> Tensor:
+        """Return the members' unit vectors in one row."""
+        return torch.cat([member(*features) for member in self.members], -1)
+
+    def forward(self, image_ND: Tensor, text_ND: Tensor, has_image_N: Tensor, has_text_N: Tensor) -> Tensor:
+        """Return unit vectors (N, D) along the axes."""
+        return F.normalize(self.side_by_side(image_ND, text_ND, has_image_N, has_text_N) @ self.axes, dim=-1)
+
+
+def member_config(config: FusionConfig) -> FusionConfig:
+    """Return what each of several spaces is trained by."""
+    return replace(config, members=1, dim=2 * config.dim)
+
+
 def build_fusion(config: FusionConfig, image_dim: int, text_dim: int) -> Fusion:
     """Return the fusion module named by the config."""
+    if config.members < 1:
+        raise SiglumError(f"fusion.members is {config.members}, but must be at least 1.")
     kinds = {"combiner": Combiner, "towers": Towers, "gated": GatedSum, "sum": Sum, "none": NoFusion}
     kind = kinds[one_of("fusion.kind", config.kind, kinds)]
     with warnings.catch_warnings():
         # A collection without pictures (or texts) has features of size 0, which torch finds worth a warning.
         warnings.filterwarnings("ignore", "Initializing zero-element tensors")
-        fusion = kind(config, image_dim, text_dim)
+        fusion = (kind if config.members == 1 else Joined)(config, image_dim, text_dim)
     fusion.config = config
     return fusion
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from siglum.config import RunConfig
-from siglum.fuse.contrastive import embed
+from siglum.fuse.contrastive import APART, embed
 from siglum.fuse.modules import Fusion
 from siglum.generate.query import fit_dense_head
 from siglum.lab.experiments.base import Part, Unit
@@ -39,8 +39,8 @@ DENSE_UNITS = {
 """Spaces: of the contrastive loss alone, learnt along with codebooks, of that loss for as many epochs more, several."""
 CANDIDATES = ("dense_original", "dense_moved")
 """What `dense` is chosen from."""
-SPACES, APART = 3, 1000
-"""Spaces of the ensemble, and how far apart their seeds are."""
+SPACES = 3
+"""Spaces of the ensemble."""
 
 
 def config_of(setting: Setting, unit: str, seed: int) -> RunConfig:

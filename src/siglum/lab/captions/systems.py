@@ -32,6 +32,8 @@ from siglum.measure.rankers import FlatRanker
 from siglum.recipes import RECIPES
 from siglum.types import Vectors
 
+BEST = ("best", "best_ensemble")
+"""Siglum's own recipes, whose size of fused space is chosen on validation."""
 GENIUS = ("genius", "genius_half", "genius_double", "genius_joint", "genius_original")
 """The baseline with other vocabularies, with its fused space learning along, and as it was published."""
 UNITS: dict[str, tuple[str, ...]] = {
@@ -47,6 +49,7 @@ UNITS: dict[str, tuple[str, ...]] = {
     "pro_literal": ("pro_literal",),
     "pro_released": ("pro_released",),
     "best": ("best", "scan", "geometry", "best_decoder", "best_scan", "best_dense"),
+    "best_ensemble": ("best_ensemble", "best_ensemble_scan", "best_ensemble_dense"),
     **{name: (name,) for name in QUANTISERS},
 }
 """What each training gives: its own system first, then what its codes and decoder give without some part."""
@@ -73,7 +76,7 @@ class Captions:
 
     def units(self, setting: Setting) -> list[Unit]:
         """Return `dense` of every seed first, since all share its space, then what takes longest."""
-        order = {"dense": 0, "best": 1, "dense_ensemble": 2, "pro_released": 3}
+        order = {"dense": 0, "best": 1, "dense_ensemble": 2, "best_ensemble": 1, "pro_released": 3}
         return [
             Unit(
                 name,
@@ -118,19 +121,19 @@ def _open_quantiser(setting: Setting, unit: Unit) -> Ranked:
 
 def _open_codes(setting: Setting, unit: Unit) -> Ranked:
     """Train tokenizer and decoder and choose the weights of geometry and prior on validation."""
-    dims = DIMS if unit.name == "best" else (unit.config.fusion.dim,)
+    dims = DIMS if unit.name in BEST else (unit.config.fusion.dim,)
     config, tried = best_size(setting, unit.config, dims)
     trained = open_trained(setting, config)
     weighed = choose_weights(trained)
     fused, plain, geometry = weighed.best, decoder_alone(config.search), geometry_alone(config.search)
     makers: dict[str, Callable[[], Ranker]] = {
-        **dict.fromkeys(("pro", "best", *FUSED), lambda: trained.beam(fused)),
+        **dict.fromkeys(("pro", *BEST, *FUSED), lambda: trained.beam(fused)),
         **dict.fromkeys(("pd_vs", "vs", "pd", *GENIUS), lambda: trained.beam(plain)),
         "best_decoder": lambda: trained.beam(replace(fused, scorer="decoder", lookahead=False)),
         **dict.fromkeys(("scan", "pro_scan"), trained.scan),
         **dict.fromkeys(("geometry", "pro_geometry"), lambda: trained.beam(geometry)),
-        "best_scan": lambda: trained.scan(trained.asked_MD),
-        "best_dense": trained.dense,
+        **{f"{name}_scan": lambda: trained.scan(trained.asked_MD) for name in BEST},
+        **dict.fromkeys([f"{name}_dense" for name in BEST], trained.dense),
     }
     systems = UNITS[unit.name]
     facts = {
@@ -142,6 +145,8 @@ def _open_codes(setting: Setting, unit: Unit) -> Ranked:
             "decoder_loss": trained.loss,
             "scan_mrr@10": {str(dim): value for dim, value in tried.items()},
         },
-        "bytes": {name: 4 * config.fusion.dim if name == "best_dense" else code_bits(config) / 8 for name in systems},
+        "bytes": {
+            name: 4 * config.fusion.dim if name.endswith("_dense") else code_bits(config) / 8 for name in systems
+        },
     }
     return Ranked(trained.vectors, {name: makers[name]() for name in systems}, facts)
