@@ -33,6 +33,16 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_a_kind_of_item_that_was_never_learnt_from_is_told(photos: Path, caplog: pytest.LogCaptureFixture) -> None:
+    retriever = Retriever.load(photos.parent / "run")
+    retriever.add([siglum.Item(id="again", image=photos / "3.png")])
+    assert not caplog.messages
+    retriever.add([siglum.Item(id="words", text="a star"), siglum.Item(id="both", text="x", image=photos / "4.png")])
+    (said,) = caplog.messages
+    assert said.startswith("this run learnt from no items of text nor image and text, so that a beam may prune")
+    assert retriever.search(photos / "4.png", k=3, mode="scan")
+
+
 def test_words_are_refused_and_pictures_are_not(photos: Path, tmp_path: Path) -> None:
     loaded = Retriever.load(photos.parent / "run")
     loaded.save_pretrained(tmp_path / "published")

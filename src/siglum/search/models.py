@@ -5,6 +5,7 @@ Shapes: N items, M new ones, L levels, D numbers a vector.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from threading import Lock
 from typing import Any, TypeVar
@@ -115,8 +116,13 @@ class Models:
         """Return new items with their codes; `about` are the items that features were made from."""
         rows = checked_items(about if isinstance(items, Features) else items)
         features = items if isinstance(items, Features) else self._encode(rows)
-        vectors_MD = self.vectors(features)
-        codes_ML = self.tokenizer.quantizer.encode(vectors_MD, kinds_of(features, self.device)).cpu().numpy()
+        vectors_MD, kinds_M = self.vectors(features), kinds_of(features, self.device)
+        if unknown := self.tokenizer.quantizer.unknown_kinds(kinds_M):
+            logging.getLogger("siglum").warning(
+                "this run learnt from no items of %s, so that a beam may prune those added; mode=scan finds them.",
+                " nor ".join(kind.name.lower().replace("_", " and ") for kind in unknown),
+            )
+        codes_ML = self.tokenizer.quantizer.encode(vectors_MD, kinds_M).cpu().numpy()
         return NewItems(features.ids, codes_ML, vectors_MD, fields_by_id(rows, features.ids))
 
     def _nothing(self) -> NewItems:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from siglum.config import TokenizerConfig
 from siglum.registry import QUANTISERS
 from siglum.tokenize.kmeans import kmeans, nearest
-from siglum.types import SiglumError, one_of
+from siglum.types import Modality, SiglumError, one_of
 
 NUM_MODALITIES = 3
 
@@ -112,6 +112,13 @@ class Quantiser(nn.Module):
         if modality_N is None:
             raise SiglumError("this tokenizer takes the modality code from metadata, but no modalities were given.")
         return modality_N.long()
+
+    def unknown_kinds(self, modality_N: Tensor) -> list[Modality]:
+        """Return the kinds of these items that had no item when the codebooks were fitted, as far as that is known."""
+        if self.config.modality != "metadata" or not self.config.modality_vector or not len(self.codebooks):
+            return []
+        unseen_K = ~self.codebooks[0].any(1)  # the mean of no vectors
+        return [Modality(kind) for kind in modality_N.unique().tolist() if unseen_K[kind]]
 
     def fit_modality(self, vector_ND: Tensor, modality_N: Tensor | None, generator: torch.Generator) -> Tensor:
         """Make the modality codebook and return the modality codes (N,)."""
