@@ -74,3 +74,17 @@ def test_every_public_name_is_there_with_a_docstring() -> None:
 def test_diagnose_refuses_numbers_of_another_kind(world_run: Path, options: dict[str, Any], wrong: str) -> None:
     with pytest.raises(siglum.SiglumError, match=rf"^{wrong} must be"):
         siglum.diagnose(world_run, split="val", **options)
+
+
+def test_a_report_of_a_saved_retriever_makes_up_no_settings(world_run: Path, tmp_path: Path) -> None:
+    siglum.Retriever.load(world_run).save(tmp_path / "saved")
+    (one,) = siglum.report(str(tmp_path / "saved"), out=tmp_path / "page.html")["runs"]
+    assert (one["recipe"], one["scale"], list(one["config"])) == ("saved retriever", "", ["search"])
+    assert "there are no features yet" in " ".join(one["notes"])
+
+
+def test_experiments_are_named_by_a_string_too(world_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "none").mkdir()
+    for folder in (tmp_path / "none", str(tmp_path / "none")):
+        with pytest.raises(siglum.SiglumError, match="holds no finished experiment"):
+            siglum.report(world_run, queries=4, split="val", experiments=folder)

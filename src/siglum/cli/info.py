@@ -76,15 +76,12 @@ def _check(folder: RunFolder, record: bool) -> Checked:
 
 def _settings(folder: RunFolder) -> tuple[dict[str, Any], dict[str, list[Any]]]:
     """Return the run's settings, and where they depart from its recipe; a saved retriever has those of search alone."""
-    from siglum.config import SearchConfig, as_dict, diff, from_dict
+    from siglum.config import as_dict, diff
     from siglum.recipes import recipe
-    from siglum.rootfiles import read_root_json
-    from siglum.run.folder import CONFIG_FILE
 
     config = folder.config()
-    stored = read_root_json(folder.root, CONFIG_FILE)
-    if set(stored) == {"search"}:
-        return {"search": as_dict(from_dict(SearchConfig, stored["search"]))}, {}
+    if folder.has_search_alone:
+        return {"search": as_dict(config.search)}, {}
     if config.scale == "auto":
         return as_dict(config), {}
     return as_dict(config), {

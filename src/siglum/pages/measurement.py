@@ -26,6 +26,8 @@ from siglum.tokenize.store import load_tokenizer
 from siglum.types import SiglumError, Task, Vectors
 
 T = TypeVar("T")
+SAVED = "saved retriever"
+"""What a run is called whose training nobody recorded."""
 DIAGNOSED = 1000
 """Queries of the diagnosis unless a number is given."""
 STAGES = {
@@ -59,8 +61,12 @@ class RunMeasurement:
         """Return all of it as JSON values."""
         times = [record["time"] for record in read_log(self.folder.root / "log.jsonl")]
         trained = datetime.fromtimestamp(max(times), UTC).isoformat(timespec="minutes") if times else None
+        known = run_summary(name, self.config, self.results, self.found, self.diagnosis)
+        if self.folder.has_search_alone:
+            searched = {"search": known["config"]["search"]}
+            known |= {"recipe": SAVED, "scale": "", "config": searched, "changed": {}, "changed_known": False}
         return {
-            **run_summary(name, self.config, self.results, self.found, self.diagnosis),
+            **known,
             "folder": str(self.folder.root),
             "stages": self.stages,
             "notes": self.notes,
@@ -134,9 +140,11 @@ class RunMeasurement:
         named: dict[str, Ranker | None] = {
             name: getattr(systems, name) for name in ("dense_raw", "dense", "scan", "geometry")
         }
+        if systems.retriever.decoder is None:  # served by geometry, which stands there already
+            systems.own = None
         named[self.config.recipe] = systems.own
         self.rankers = {name: ranker for name, ranker in named.items() if ranker is not None}
-        return self.config.recipe if systems.own is not None else "geometry"
+        return "geometry" if systems.own is None else self.config.recipe
 
     def _open_flat(self, vectors: Vectors, made_from: str) -> None:
         """Open what needs no index: dense search, and the scan of all reconstructions."""

@@ -58,7 +58,7 @@ def report(
     out: str | Path | None = None,
     split: str = "test",
     queries: int = 0,
-    experiments: Path | None = None,
+    experiments: str | Path | None = None,
     seed: int = 0,
     device: str = "auto",
     command: str = "",
@@ -80,6 +80,7 @@ def report(
         raise SiglumError("report needs at least one run folder, such as `siglum report runs/demo`.")
     one_of("split", split, ("val", "test"))
     queries, seed = whole_number("queries", queries, 0), whole_number("seed", seed, 0)
+    experiments = None if experiments is None else as_folder(experiments)
     names, configs = name_runs(folders), [RunFolder(folder).config() for folder in folders]
     finished = [] if experiments is None else read_experiments(experiments)
     measured = []

@@ -79,6 +79,11 @@ class RunFolder:
         config: RunConfig = from_dict(RunConfig, stored)
         return config
 
+    @property
+    def has_search_alone(self) -> bool:
+        """Whether the configuration is that of a saved retriever: how it searches, not how it was trained."""
+        return set(read_kept_json(self.root, CONFIG_FILE) or {}) == {"search"}
+
     def write_config(self, config: RunConfig) -> None:
         """Write the run's configuration."""
         write_root_json(self.root, CONFIG_FILE, as_dict(config))
