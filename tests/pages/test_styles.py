@@ -1,4 +1,4 @@
-"""Styles on phones: cards stay in their columns."""
+"""Styles on phones: cards stay in their columns, and rows as high as what they show."""
 
 from __future__ import annotations
 
@@ -36,3 +36,8 @@ def test_cards_of_one_shape_are_no_wider_than_their_columns_on_a_phone() -> None
     assert winning("hits.css", "min-width", ".hit", ".hits > .hit", ".even .hit") == "0"
     assert winning("hits.css", "min-width", ".hit", ".hits > .hit") == "130px"
     assert "110px" in winning("hits.css", "grid-template-columns", ".even")
+
+
+def test_pictures_beside_a_prefix_stand_in_one_row_on_a_phone() -> None:
+    assert winning("explain.css", "white-space", ".under .ids") == "nowrap"
+    assert winning("explain.css", "white-space", ".under .ids span") == "normal"
