@@ -35,7 +35,7 @@ class Built:
     items: int
     """Pictures in the index."""
     captions: int
-    """Captions of these pictures, learnt from or held out for validation; 0 without captions."""
+    """Captions of these pictures, learnt from or held out for validation, each counted once; 0 without captions."""
     skipped: list[str]
     """Paths of pictures that could not be taken."""
     reasons: dict[str, str]

@@ -73,6 +73,12 @@ def test_the_build_says_what_it_learnt(shop: Path, capsys: pytest.CaptureFixture
         capsys, "build", shop / "data", "--out", shop / "run", "--resume", "--encoder", "builtin", "--scale", "tiny"
     )
     assert told["items"] == 81 and told["queries"] == "queries" and told["seconds"] == {}
+    asked = read_folder(shop / "data").collection.queries
+    assert (
+        told["captions"]
+        == len(asked["train"]) + len(asked["val"])
+        < len(load_vectors(shop / "run/1-vectors")[0].pair_query)
+    )
     assert told["held_out"]["captions"] > 10 and told["held_out"]["success@10"] > 0.3
     rest = ("--out", str(shop / "run"), "--resume", "--encoder", "builtin", "--scale", "tiny")
     assert main(["build", str(shop / "data"), *rest]) == 0
