@@ -63,6 +63,11 @@ class Built:
     """How many of those added have captions, which an update does not learn from."""
 
     @property
+    def things(self) -> str:
+        """What its items are called."""
+        return "pictures" if self.queries == "captions" else "products"
+
+    @property
     def by_words(self) -> bool:
         """Whether words can find pictures in this run."""
         return self.supervised or self.joint
@@ -122,6 +127,7 @@ def update_run(
         encoder=read_stage(run.tokenizer).get("encoder", "none"),
         supervised=source["supervised"],
         joint=source.get("joint", False),
+        queries=found.queries,
         held_out=source.get("held_out", {}),
         seconds={"update": round(time.perf_counter() - begun, 2)},
         added=[*map(path_of, done.added)],
