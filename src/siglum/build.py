@@ -229,7 +229,8 @@ def _claim(
         shutil.rmtree(stage, ignore_errors=True)
     for name in (CONFIG_FILE, PICTURES_FILE):
         remove_root_json(run.root, name)
-    write_source(run.root, "folder", **facts, **read_with, about=found.about, supervised=found.supervised)
+    told = {"about": found.about, "supervised": found.supervised, "queries": found.queries}
+    write_source(run.root, "folder", **facts, **read_with, **told)
 
 
 def _encode(run: RunFolder, found: FolderCollection, name: str, *, device: str, **options: Any) -> None:

@@ -66,7 +66,7 @@ def test_what_is_asked_is_asked_as_people_do(shop: Path) -> None:
         assert {query.task for query in queries} == {"t2i", "t2it", "it2it"} | likeness
         for query in queries:
             assert query.instruction is None and set(query.positives) <= ids
-    assert found.queries == "queries" and found.supervised
+    assert found.queries == read_source(shop / "run")["queries"] == "queries" and found.supervised
     assert len(read_folder(shop / "data", "none").collection.queries["train"]) == len(ids)
 
 
