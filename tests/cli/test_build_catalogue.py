@@ -16,6 +16,7 @@ from siglum.cli.main import main
 from siglum.data.folder import read_folder
 from siglum.data.source import find_items, read_source
 from siglum.data.vectors import load_vectors
+from siglum.pages.names import name_task
 from siglum.scales import catalogue_small
 from siglum.types import SiglumError
 
@@ -62,8 +63,10 @@ def test_what_is_asked_is_asked_as_people_do(shop: Path) -> None:
     found = read_folder(shop / "data")
     ids = {item.id for item in found.collection.items}
     for split, queries in found.collection.queries.items():
-        likeness = {"i2i"} if split == "train" else set()
-        assert {query.task for query in queries} == {"t2i", "t2it", "it2it"} | likeness
+        likeness = {"i2it"} if split == "train" else set()
+        assert {query.task for query in queries} == {"name2it", "t2it", "it2it"} | likeness
+        assert {name_task(query.task).partition("→")[2] for query in queries} == {"(i,t)"}
+        assert {name_task(query.task) for query in queries if query.id.startswith("t2i:")} == {"name→(i,t)"}
         for query in queries:
             assert query.instruction is None and set(query.positives) <= ids
     assert found.queries == read_source(shop / "run")["queries"] == "queries" and found.supervised
