@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from siglum.search.retriever import Retriever
     from siglum.types import Hit
 
-LETTERS = 80
+LETTERS = 60
 """Most letters of a text that are printed beside a hit."""
 
 
