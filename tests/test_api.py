@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import siglum
 from conftest import QUICK, TINY
@@ -162,6 +163,23 @@ def test_several_positives_own_ids_and_plain_lists() -> None:
     several = [[int(t), int((t + 1) % ITEMS)] for t in data["positives"]]
     retriever = fit(data["items"].tolist(), data["queries"].tolist(), several, item_ids=names, config=QUICK)
     assert list(retriever.index.ids) == names.tolist()
+
+
+def test_tensors_say_what_arrays_say() -> None:
+    from siglum.api import _about
+
+    items, held_out = features(np.ones((ITEMS, 2))), np.zeros(3, bool)
+    one, two = np.array([4, 0, 7]), np.array([[4, 1], [0, 2], [7, 3]])
+    for rows in (one, two):
+        told = _about(rows, held_out, items)
+        assert _about(torch.from_numpy(rows), held_out, items) == told
+        assert _about([*torch.from_numpy(rows)], held_out, items) == told
+    with pytest.raises(SiglumError, match="one entry a query"):
+        _about(torch.tensor(3), held_out, items)
+    data = easy()
+    tensors = {name: torch.from_numpy(rows) for name, rows in data.items()}
+    query, whole = features(data["queries"][:1]), fit(**data, config=QUICK)
+    assert fit(**tensors, config=QUICK).search_features(query) == whole.search_features(query)
 
 
 def test_a_recipe_is_sized_to_the_collection(monkeypatch: pytest.MonkeyPatch) -> None:

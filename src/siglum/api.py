@@ -9,6 +9,7 @@ from numbers import Real
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
 from siglum.config import RunConfig
 from siglum.data.collection import assemble
@@ -35,11 +36,14 @@ LEAST_ITEMS = 8
 Arrays = np.ndarray | Mapping[str, np.ndarray] | Features
 """An array (N, D), or {"image": (N, Di), "text": (N, Dt)} with rows of NaN for missing parts, or features."""
 
+Positives = Sequence[Sequence[int] | int] | np.ndarray | Tensor
+"""For every query the item rows that answer it, or one row."""
+
 
 def fit(
     items: Arrays,
     queries: Arrays,
-    positives: Sequence[Sequence[int] | int],
+    positives: Positives,
     *,
     item_ids: Sequence[str] | None = None,
     config: RunConfig | None = None,
@@ -91,7 +95,7 @@ def fit(
 def _assembled(
     items: Arrays,
     queries: Arrays,
-    positives: Sequence[Sequence[int] | int],
+    positives: Positives,
     item_ids: Sequence[str] | None,
     validation: float,
     seed: int,
@@ -172,17 +176,15 @@ def _features(arrays: Arrays, what: str, ids: Sequence[str] | None) -> Features:
     return features_of(names, image=parts.get("image"), text=parts.get("text"))
 
 
-def _about(
-    positives: Sequence[Sequence[int] | int], held_out: np.ndarray, items: Features
-) -> list[tuple[str, str, list[str]]]:
+def _about(positives: Positives, held_out: np.ndarray, items: Features) -> list[tuple[str, str, list[str]]]:
     """Return split, dataset and positive ids of every query, refusing rows that no item has."""
-    lone = isinstance(positives, str | bytes) or (isinstance(positives, np.ndarray) and positives.ndim == 0)
-    if lone or not isinstance(positives, Sequence | np.ndarray):
+    entries = positives if isinstance(positives, Sequence) else as_array("positives", positives)
+    if isinstance(entries, str | bytes) or (isinstance(entries, np.ndarray) and entries.ndim == 0):
         raise SiglumError(f"positives are item rows, one entry a query, not {shown(positives)}.")
-    if len(positives) != len(held_out):
-        raise SiglumError(f"there are {len(held_out)} queries but {len(positives)} entries in positives.")
+    if len(entries) != len(held_out):
+        raise SiglumError(f"there are {len(held_out)} queries but {len(entries)} entries in positives.")
     about = []
-    for row, found in enumerate(positives):
+    for row, found in enumerate(entries):
         rows = np.atleast_1d(as_array(f"positives of query {row}", found))
         whole = rows.ndim == 1 and rows.dtype.kind in "iu" and len(rows) > 0
         if not whole or rows.min() < 0 or rows.max() >= len(items):

@@ -229,7 +229,8 @@ def _claim(
         shutil.rmtree(stage, ignore_errors=True)
     for name in (CONFIG_FILE, PICTURES_FILE):
         remove_root_json(run.root, name)
-    write_source(run.root, "folder", **facts, **read_with, about=found.about, supervised=found.supervised)
+    told = {"about": found.about, "supervised": found.supervised, "queries": found.queries}
+    write_source(run.root, "folder", **facts, **read_with, **told)
 
 
 def _encode(run: RunFolder, found: FolderCollection, name: str, *, device: str, **options: Any) -> None:
@@ -316,7 +317,8 @@ def _weigh(
             best, held_out = _best_weight(run, vectors, weights, device)
             clock.seconds["weigh"] = round(time.perf_counter() - begun, 2)
         run.write_config(replace(config, search=replace(config.search, omega=best)))
-        learnt = len(vectors.pair_query) + len(vectors.first_pairs("val")[0]) if supervised else 0
+        asked = np.union1d(vectors.pair_query, vectors.first_pairs("val")[0])  # a query may have several answers
+        learnt = len(asked) if supervised else 0
         write_source(run.root, **{**source, "held_out": held_out, "learnt": learnt})
 
 

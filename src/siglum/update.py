@@ -35,7 +35,7 @@ class Built:
     items: int
     """Pictures in the index."""
     captions: int
-    """Captions of these pictures, learnt from or held out for validation; 0 without captions."""
+    """Captions of these pictures, learnt from or held out for validation, each counted once; 0 without captions."""
     skipped: list[str]
     """Paths of pictures that could not be taken."""
     reasons: dict[str, str]
@@ -61,6 +61,11 @@ class Built:
     """... and removed."""
     unlearnt: int = 0
     """How many of those added have captions, which an update does not learn from."""
+
+    @property
+    def things(self) -> str:
+        """What its items are called."""
+        return "pictures" if self.queries == "captions" else "products"
 
     @property
     def by_words(self) -> bool:
@@ -122,6 +127,7 @@ def update_run(
         encoder=read_stage(run.tokenizer).get("encoder", "none"),
         supervised=source["supervised"],
         joint=source.get("joint", False),
+        queries=found.queries,
         held_out=source.get("held_out", {}),
         seconds={"update": round(time.perf_counter() - begun, 2)},
         added=[*map(path_of, done.added)],

@@ -16,6 +16,7 @@ from siglum.cli.main import main
 from siglum.data.folder import read_folder
 from siglum.data.source import find_items, read_source
 from siglum.data.vectors import load_vectors
+from siglum.pages.names import name_task
 from siglum.scales import catalogue_small
 from siglum.types import SiglumError
 
@@ -43,15 +44,32 @@ def test_products_are_found_by_picture_and_words(shop: Path, capsys: pytest.Capt
     assert "pictures/00.png" not in {hit["item_id"] for hit in alone}
 
 
+def test_a_hit_is_printed_with_its_name(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("search", shop / "run", "Maker0 Men Red Model0 Tshirts", "-k", "3")
+    hits = said(capsys, *asked)["hits"]
+    assert main([*map(str, asked)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(line.endswith(f"{hit['path']}  {hit['text']}") for line, hit in zip(lines, hits, strict=True))
+
+
+def test_a_long_text_is_cut_and_none_leaves_no_trace() -> None:
+    from siglum.cli.search import LETTERS, _line
+
+    assert _line({"text": "two\n dogs"}) == "two dogs" and _line({"text": None}) == ""
+    assert _line({"text": "a" * 200}) == "a" * (LETTERS - 1) + "…"
+
+
 def test_what_is_asked_is_asked_as_people_do(shop: Path) -> None:
     found = read_folder(shop / "data")
     ids = {item.id for item in found.collection.items}
     for split, queries in found.collection.queries.items():
-        likeness = {"i2i"} if split == "train" else set()
-        assert {query.task for query in queries} == {"t2i", "t2it", "it2it"} | likeness
+        likeness = {"i2it"} if split == "train" else set()
+        assert {query.task for query in queries} == {"name2it", "t2it", "it2it"} | likeness
+        assert {name_task(query.task).partition("→")[2] for query in queries} == {"(i,t)"}
+        assert {name_task(query.task) for query in queries if query.id.startswith("t2i:")} == {"name→(i,t)"}
         for query in queries:
             assert query.instruction is None and set(query.positives) <= ids
-    assert found.queries == "queries" and found.supervised
+    assert found.queries == read_source(shop / "run")["queries"] == "queries" and found.supervised
     assert len(read_folder(shop / "data", "none").collection.queries["train"]) == len(ids)
 
 
@@ -73,6 +91,12 @@ def test_the_build_says_what_it_learnt(shop: Path, capsys: pytest.CaptureFixture
         capsys, "build", shop / "data", "--out", shop / "run", "--resume", "--encoder", "builtin", "--scale", "tiny"
     )
     assert told["items"] == 81 and told["queries"] == "queries" and told["seconds"] == {}
+    asked = read_folder(shop / "data").collection.queries
+    assert (
+        told["captions"]
+        == len(asked["train"]) + len(asked["val"])
+        < len(load_vectors(shop / "run/1-vectors")[0].pair_query)
+    )
     assert told["held_out"]["captions"] > 10 and told["held_out"]["success@10"] > 0.3
     rest = ("--out", str(shop / "run"), "--resume", "--encoder", "builtin", "--scale", "tiny")
     assert main(["build", str(shop / "data"), *rest]) == 0
@@ -88,8 +112,12 @@ def test_an_update_takes_new_products(shop: Path, tmp_path: Path, capsys: pytest
     lines = (data / "products.jsonl").read_text().splitlines()
     new = json.loads(lines[0]) | {"id": "new", "picture": "pictures/new.png"}
     (data / "products.jsonl").write_text("\n".join([*lines[:-1], json.dumps(new)]))
+    assert main(["build", str(data), "--out", str(run), "--update"]) == 0
+    words = "".join(capsys.readouterr())
+    assert "queries of 1 new products were not learnt from" in words
+    assert "81 products, encoded by builtin" in words and "1 added, 0 changed, 1 removed" in words
     told = said(capsys, "build", data, "--out", run, "--update")
-    assert told["added"] == ["pictures/new.png"] and len(told["removed"]) == 1
+    assert told["queries"] == "queries" and told["items"] == 81
     hits = Retriever.load(run).search(new["name"], data / "pictures/00.png", k=5)
     assert {hit.item_id for hit in hits} >= {"pictures/00.png", "pictures/new.png"}
 

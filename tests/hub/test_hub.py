@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +15,10 @@ import pytest
 
 import siglum
 from hub_server import TOKEN, Hub, serve
+from siglum.data.fields import read_fields
+from siglum.data.source import write_source
 from siglum.encode.registry import FORMS
-from siglum.hub.card import TERMS, facts_of, public_name
+from siglum.hub.card import EXTRAS, TERMS, facts_of, public_name
 from siglum.lab.world.collection import World
 from siglum.search.retriever import Retriever
 from siglum.types import Item, SiglumError
@@ -163,6 +166,54 @@ def test_every_encoder_has_its_terms() -> None:
         licence = re.search(r"Apache-2.0|MIT|own licence", TERMS[kind])
         rows = [line for line in page.splitlines() if re.match(named, line)]
         assert licence and any(licence[0] in row for row in rows), kind
+
+
+def test_the_card_installs_what_its_encoder_needs(retriever: Retriever) -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(EXTRAS) == set(TERMS) - {"builtin"} and set(EXTRAS.values()) <= set(extras)
+    counts = {"items": 3, "texts": 0, "parameters": 0}
+    for encoder, needed in (
+        ("builtin", []),
+        ("none", []),
+        ("minilm+efficientnet-lite2", ["offline"]),
+        ("sentence:intfloat/e5-small+clip:ViT-L/14", ["sentence", "transformers"]),
+    ):
+        assert facts_of(None, retriever.tokenizer, retriever.config, encoder, counts).extras == needed
+
+
+def card_of(retriever: Retriever, folder: Path, **options: bool) -> str:
+    retriever.save_pretrained(folder, **options)
+    return (folder / "README.md").read_text()
+
+
+def test_the_card_asks_for_what_is_there(retriever: Retriever, run_copy: Path, tmp_path: Path) -> None:
+    def asked(card: str) -> str:
+        (query,) = re.findall(r"retriever\.search\((.*), k=5\)", card)
+        return str(query)
+
+    own = json.loads(asked(card_of(retriever, tmp_path / "own")))
+    texts = [text for kept in retriever.index.fields if (text := read_fields(kept)[0])]
+    assert own in texts and len(own) <= 80 < max(map(len, texts))
+    assert asked(card_of(retriever, tmp_path / "bare", texts=False)) == '"what you look for"'
+    retriever.upsert([Item(id=name, text='a "red"\n☂️ 🐕 star ' * 20) for name in retriever.index.ids])
+    again = asked(card_of(retriever, tmp_path / "long"))
+    assert eval(again).startswith('a "red" ☂️ 🐕 star a "red"') and 60 < len(eval(again)) <= 80
+    write_source(run_copy, "folder", path="/photos", supervised=False, joint=False)
+    card = card_of(Retriever.load(run_copy), tmp_path / "pictures")
+    assert asked(card) == 'image="photo.jpg"' and "from a query of picture." in card.replace("\n", " ")
+
+
+def test_the_card_calls_what_it_learnt_from_by_its_name(run_copy: Path, tmp_path: Path) -> None:
+    for place, (kind, facts, told) in enumerate(
+        [
+            ("folder", {"learnt": 300}, "Pictures of a folder, `shop`, and 300 captions."),
+            ("folder", {"learnt": 3000, "queries": "queries"}, "Products of a catalogue, `shop`, and 3,000 queries."),
+            ("catalogue", {"seed": 0}, "A product catalogue, `shop`: photographs, names and both together"),
+        ]
+    ):
+        write_source(run_copy, kind, path="/somewhere/shop", **facts)
+        card = card_of(Retriever.load(run_copy), tmp_path / str(place))
+        assert told in card and "somewhere" not in card
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,33 @@ def test_lines_that_lie_together_are_drawn_larger_and_the_chart_says_so() -> Non
         assert all_said(whole, "text", "part") == [] and "100 %" in words(whole) and len(curves(whole)) == 2
 
 
+def test_a_line_far_off_leaves_the_others_large_and_is_cut_and_named() -> None:
+    near = [ShareSeries("a", [1.0, 0.93], "red"), ShareSeries("b", [1.0, 0.91], "blue")]
+    far = lines(["1", "2"], *near, ShareSeries("far", [1.0, 0.0], "green"))
+    assert all_said(far, "text", "part") == ["axis from 90 to 100 %, not from 0"]
+    assert {"a", "b", "far 0 % ↓"} <= words(far).keys()
+    xs = [x for x, _ in curves(far)[0]]
+    assert curves(far)[2] == [(xs[0], TOP), (pytest.approx(xs[0] + 0.1 * (xs[1] - xs[0]), abs=0.02), BOTTOM)]
+    assert all_said(far, "path", "mark").count("far, 1: 100.0 %") == 1 and "far, 2: 0.0 %" not in said(far)
+    even = lines(["1", "2"], *near, *(ShareSeries(name, [1.0, 0.0], "green") for name in ("c", "d")))
+    assert all_said(even, "text", "part") == [], "no line is far off where as many are elsewhere"
+
+
+@given(st.lists(SHARE, min_size=1, max_size=9))
+def test_what_is_seen_of_a_line_is_what_the_frame_holds(values: list[float]) -> None:
+    near = [ShareSeries(name, [0.5, 0.55], "red") for name in "ab" * len(values)]
+    chart = Chart([str(place) for place in range(9)], [*near, ShareSeries("far", values, "blue")], "title", "level")
+    pieces, axis = chart.pieces(chart.series[-1]), chart.scale
+    points = [point for piece in pieces for point in piece]
+    assert points == sorted(points, key=lambda point: point[0]) and all(axis.holds(share) for _, share in points)
+    for x, share, _ in chart.points(chart.series[-1]):
+        assert (x, share) in points
+    inner = [point for piece in pieces for point in (piece[:1], piece[-1:])[: len(piece)]]
+    known = list(zip(chart.xs, values, strict=False))
+    for ((_, share),) in [one for one in inner if one[0] not in known]:
+        assert share in (axis.low / 100, axis.high / 100)
+
+
 def test_references_are_dashed_without_markers_and_drawn_first() -> None:
     svg = lines(["1", "2"], ShareSeries("s", [1, 0.5], "red"), ShareSeries("c", [0.1, 0.1], "blue", reference=True))
     kinds = [path.attrib["class"] for path in svg.iter("path") if "curve" in path.get("class", "")]

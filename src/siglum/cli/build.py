@@ -78,12 +78,11 @@ def run(command: Command) -> dict[str, Any]:
 def _tell(built: Built) -> None:
     """Say what came of a build: pictures, quality, what was left out, time, and what to type next."""
     learnt = f"{built.captions:,} {built.queries}" if built.supervised else "no captions"
-    things = "pictures" if built.queries == "captions" else "products"
-    say(f"\n{built.items:,} {things} and {learnt}, encoded by {built.encoder}, are searchable in {built.run}")
+    say(f"\n{built.items:,} {built.things} and {learnt}, encoded by {built.encoder}, are searchable in {built.run}")
     if built.held_out:
         tried, first, ten = (built.held_out[name] for name in ("captions", "success@1", "success@10"))
         say(
-            f"quality: {tried:,} {built.queries} of {things} it never read about find theirs first in"
+            f"quality: {tried:,} {built.queries} of {built.things} it never read about find theirs first in"
             f" {100 * first:.0f} %, among the first 10 of {built.items:,} in {100 * ten:.0f} %"
         )
     _tell_skipped(built)
@@ -100,21 +99,23 @@ def _tell_update(built: Built) -> None:
     else:
         say("nothing to do: the run holds what its folder does")
     if built.unlearnt:
-        say(f"captions of {built.unlearnt:,} new pictures were not learnt from; build again without --update for that")
+        new = f"{built.queries} of {built.unlearnt:,} new {built.things}"
+        say(f"{new} were not learnt from; build again without --update for that")
     _tell_skipped(built)
-    say(f"{built.items:,} pictures, encoded by {built.encoder}, are searchable in {built.run}")
+    say(f"{built.items:,} {built.things}, encoded by {built.encoder}, are searchable in {built.run}")
     _tell_next(built)
 
 
 def _tell_skipped(built: Built) -> None:
-    """Say how many pictures and captions were left out, and name the first of each with the reason."""
+    """Say how many pictures and captions or queries were left out, and name the first of each with the reason."""
     from siglum.data.omitted import name_some
 
     pictures = {name: built.reasons.get(name, "it cannot be read.") for name in built.skipped}
     captions = {name: why for name, why in built.reasons.items() if name not in pictures}
-    for what, left in (("picture", pictures), ("caption", captions)):
+    asked = ("caption", "captions") if built.queries == "captions" else ("query", "queries")
+    for (one, several), left in ((("picture", "pictures"), pictures), (asked, captions)):
         if left:
-            many = f"{what}s were" if len(left) > 1 else f"{what} was"
+            many = f"{several} were" if len(left) > 1 else f"{one} was"
             say("\n".join(name_some(f"{len(left):,} {many} skipped", left)))
 
 

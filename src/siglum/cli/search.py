@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from siglum.search.retriever import Retriever
     from siglum.types import Hit
 
+LETTERS = 60
+"""Most letters of a text that are printed beside a hit."""
+
 
 @dataclass(kw_only=True)
 class Command(SearchFlags, OneRun, DeviceVerb):
@@ -67,7 +70,7 @@ class Command(SearchFlags, OneRun, DeviceVerb):
 
 
 def run(command: Command) -> dict[str, Any]:
-    """Search and print ranked ids, or paths where the items are files of a folder."""
+    """Search and print ranked ids, or paths where the items are files of a folder, each with its text if it has one."""
     from siglum.cli.search_queries import search_queries
     from siglum.data.source import read_source
     from siglum.search.retriever import Retriever
@@ -108,7 +111,7 @@ def _search(command: Command, retriever: Retriever, source: dict[str, Any]) -> d
         for hit in found:
             name = hit.get("path") or f"{hit['item_id']:<24}  {'-'.join(map(str, hit['codes']))}"
             near = "" if hit["similarity"] is None else f"{100 * hit['similarity']:.0f} %"
-            sys.stdout.write(f"{hit['rank']:>3}  {near:>5}  {hit['score']:>9.3f}  {name}\n")
+            sys.stdout.write(f"{hit['rank']:>3}  {near:>5}  {hit['score']:>9.3f}  {name}  {_line(hit)}".rstrip() + "\n")
     if command.open or command.sheet is not None:
         _show(command, source, hits, len(retriever))
     within, restricted = filters["within"], filters["without"] or command.exclude_self or command.min_score is not None
@@ -128,6 +131,12 @@ def _record(source: dict[str, Any], hit: Hit) -> dict[str, Any]:
         path = Path(source["path"], path_of(hit.item_id))
         found |= {"path": str(path)} if path.exists() else {}
     return found
+
+
+def _line(hit: dict[str, Any]) -> str:
+    """Return the text of a hit as part of a line, nothing where it has none."""
+    words = " ".join((hit["text"] or "").split())
+    return words if len(words) <= LETTERS else f"{words[: LETTERS - 1].rstrip()}…"
 
 
 def _show(command: Command, source: dict[str, Any], hits: Sequence[Hit], number: int) -> None:

@@ -115,6 +115,7 @@ def _folder(options: Sources) -> ChosenSource:
     found = read_folder(options.folder, options.captions, options.seed, getattr(options, "strict", False))
     origin = {"kind": "folder", "path": str(options.folder.absolute()), "supervised": found.supervised}
     origin |= {"captions": options.captions, "seed": options.seed, "identity": found.identity}
+    origin |= {"queries": found.queries}
     return ChosenSource(found.collection, f"folder {found.identity} {options.seed}", origin, found.about)
 
 

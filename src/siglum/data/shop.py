@@ -13,8 +13,9 @@ from siglum.data.folder import FolderCollection, id_of, stamp_of
 from siglum.files import fingerprint
 from siglum.types import Item, Query
 
-SHOP_TASKS = ("t2i", "t2it", "i2i", "it2it")
-"""Names, descriptions, photographs and changes; what other tasks ask differs in the kind of answer alone."""
+ASKED = {"t2i": "name2it", "t2it": "t2it", "i2i": "i2it", "it2it": "it2it"}
+"""Names, descriptions, photographs and changes, by the task of a catalogue that asks them, and what they are called
+where products answer; what other tasks ask differs in the kind of answer alone."""
 
 
 def read_shop(folder: Path, seed: int = 0) -> FolderCollection:
@@ -47,6 +48,7 @@ def _queries(catalogue: Catalogue, split: str) -> Iterator[Query]:
     name_of = {product.id: id_of(product.picture) for product in catalogue.products}
     for one in catalogue.asked[split]:
         # A photograph that asks is a product too, so that likenesses can be learnt from, but not measured.
-        if one.task in SHOP_TASKS and not (one.task == "i2i" and split != "train"):
+        if one.task in ASKED and not (one.task == "i2i" and split != "train"):
             answers = tuple(name_of[item.partition(":")[2]] for item in one.positives)
-            yield replace(one.query(catalogue.folder), instruction=None, positives=answers)
+            asks = one.query(catalogue.folder)
+            yield replace(asks, task=ASKED[one.task], instruction=None, positives=answers)

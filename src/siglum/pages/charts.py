@@ -1,7 +1,7 @@
 """Charts of shares, grouped bars and labelled lines: what they show and on which axis; a template draws them as SVG.
 
-Bars stand on 0 and reach to 100 %. Lines do too, unless all of them lie close together: then the axis shows their part
-of it alone, and the chart says so.
+Bars stand on 0 and reach to 100 %. Lines do too, unless most of them lie close together: then the axis shows their part
+of it alone, and the chart says so. What lies beyond is cut at the edge of the frame and named with its value.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LABEL_GAP, LETTER, MOST_LETTERS = 15, 6.6, 15
 """Units from label to label and of a letter on a phone, and letters of a label."""
 MOST_BAR = 30
 CLOSE, FINE, STEPS = 25, 10, 5
-"""Per cent within which all lines must lie to be drawn larger, in steps of 5; those of 2; and the least of steps."""
+"""Per cent within which lines must lie to be drawn larger, in steps of 5; those of 2; and the least of steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +114,28 @@ class Chart:
     @property
     def scale(self) -> Axis:
         """The y axis; references have no say in it."""
-        rows = [row for row in self.series if not row.reference]
-        return choose_axis([v for row in rows for v in row.values if v is not None]) if self.axis else Axis()
+        rows = [[v for v in row.values if v is not None] for row in self.series if not row.reference]
+        return choose_axis([v for row in choose_close(rows) for v in row]) if self.axis else Axis()
 
     def points(self, row: ShareSeries) -> list[tuple[float, float, str]]:
         """Return place, share and name of the points of a line that the axis reaches."""
         known = zip(self.xs, row.values, self.names, strict=False)
         return [(x, share, name) for x, share, name in known if share is not None and self.scale.holds(share)]
+
+    def pieces(self, row: ShareSeries) -> list[list[tuple[float, float]]]:
+        """Return the parts of a line within the frame, each as places and shares; it is cut where it leaves."""
+        known = [(x, share) for x, share in zip(self.xs, row.values, strict=False) if share is not None]
+        found: list[list[tuple[float, float]]] = [[]]
+        for before, after in zip([None, *known], known, strict=False):
+            for cut in _cuts(before, after, self.scale) if before else ():
+                found[-1].append(cut)
+                if len(found[-1]) > 1:  # it leaves; one that comes in begins a part
+                    found.append([])
+            if self.scale.holds(after[1]):
+                found[-1].append(after)
+            elif found[-1]:
+                found.append([])
+        return [part for part in found if part]
 
     @property
     def ends(self) -> list[tuple[ShareSeries, float, float, float]]:
@@ -131,6 +146,26 @@ class Chart:
             last += [(row, *known[-1])] if known else []
         heights = spread_labels([self.scale.y(share) for _, _, share in last], LABEL_GAP, TOP, BOTTOM - 4)
         return [(*one, round(height, 2)) for one, height in zip(last, heights, strict=True)]
+
+
+def _cuts(start: tuple[float, float], end: tuple[float, float], axis: Axis) -> list[tuple[float, float]]:
+    """Return where a line from one place and share to another crosses the ends of an axis, in this order."""
+    (x, share), (x_end, share_end) = start, end
+    edges = [edge for edge in (axis.low / 100, axis.high / 100) if (share - edge) * (share_end - edge) < 0]
+    cuts = [(x + (x_end - x) * (edge - share) / (share_end - share), edge) for edge in edges]
+    return sorted((round(place, 2), edge) for place, edge in cuts)
+
+
+def choose_close(rows: Sequence[Sequence[float]]) -> list[Sequence[float]]:
+    """Return the most lines that lie close together, if they are several and more than half; else all.
+
+    >>> choose_close([[1.0, 0.93], [1.0, 0.01], [0.99, 0.95]]), choose_close([[0.9], [0.1]])
+    ([[1.0, 0.93], [0.99, 0.95]], [[0.9], [0.1]])
+    """
+    known = [row for row in rows if row]
+    groups = [[row for row in known if low <= min(row) and 100 * (max(row) - low) <= CLOSE] for low in map(min, known)]
+    most: list[Sequence[float]] = max(groups, key=len, default=[])
+    return most if 2 * len(most) > max(len(known), 2) else known
 
 
 def choose_axis(shares: Sequence[float]) -> Axis:

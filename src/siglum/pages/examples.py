@@ -44,6 +44,8 @@ class Listed:
     hits: tuple[tuple[Shown, bool], ...]
     rank: int | None
     """Rank of the first right item among those found."""
+    depth: int = 10
+    """How many were looked at for it."""
 
     @property
     def drawn(self) -> bool:

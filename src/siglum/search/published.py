@@ -53,7 +53,7 @@ def save_pretrained(retriever: Retriever, folder: str | Path, name: str, texts: 
         bare.knows_words, decoder = retriever.knows_words, retriever.decoder
         counts = {"items": len(index), "texts": sum(map(bool, index.fields))}
         counts["parameters"] = 0 if decoder is None else decoder.parameter_count()
-        facts = facts_of(home, retriever.tokenizer, retriever.config, encoder["encoder"], counts)
+        facts = facts_of(home, retriever.tokenizer, retriever.config, encoder["encoder"], counts, index.fields)
         clear_run(root)
         bare.save(root)
         if (root / CARD_FILE).exists():

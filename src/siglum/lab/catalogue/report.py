@@ -8,6 +8,7 @@ from pathlib import Path
 from siglum.data.catalogue import read_catalogue
 from siglum.data.tasks import TASKS
 from siglum.files import write_text
+from siglum.lab.catalogue.systems import DEPTH
 from siglum.lab.units import Part
 from siglum.pages.examples import HITS, Listed, RunExample, Shown, show
 from siglum.pages.names import colour_system, name_system
@@ -15,8 +16,10 @@ from siglum.pages.render import render
 from siglum.types import Query
 
 SYSTEMS = ("dense", "genius", "pro", "best")
-PER_TASK = 3
-RULE = "first those that PRO gets right and GENIUS does not, then the other way round"
+RULE = (
+    "of every kind one that PRO finds first and GENIUS does not, one the other way round, and one that both find first"
+    " or neither does"
+)
 FoundIds = dict[str, list[str]]
 """System -> the ids of what it found, best first."""
 
@@ -29,8 +32,7 @@ def write_report(path: Path, folder: Path, parts: Sequence[Part]) -> None:
     examples = []
     for task in TASKS:
         found = _found(parts, task)
-        ranked = sorted(found, key=lambda name: _interest(queries[name], found[name]))
-        for name in ranked[:PER_TASK]:
+        for name in choose(queries, found):
             query = queries[name]
             right = show(things[query.positives[0]])
             lists = tuple(
@@ -53,14 +55,22 @@ def _found(parts: Sequence[Part], task: str) -> dict[str, FoundIds]:
     return found
 
 
-def _interest(query: Query, found: FoundIds) -> tuple[int, int]:
-    """Return what sorts queries that tell PRO from GENIUS to the front."""
-    right = {system: bool(ids) and ids[0] in query.positives for system, ids in found.items()}
-    own, other = right.get("pro", False), right.get("genius", False)
-    return (0 if own and not other else 1 if other and not own else 2), -sum(right.values())
+def choose(queries: Mapping[str, Query], found: Mapping[str, FoundIds]) -> list[str]:
+    """Return of one task the first query that speaks for PRO, the first for GENIUS, and the first for neither.
+
+    Where one of them was not asked, none speaks for either.
+    """
+
+    def lead(name: str) -> int:
+        ids, right = found[name], queries[name].positives
+        own, other = (bool(ids.get(system)) and ids[system][0] in right for system in ("pro", "genius"))
+        return int(own) - int(other) if {"pro", "genius"} <= set(ids) else 0
+
+    first = {lead(name): name for name in reversed(list(found))}
+    return [first[sign] for sign in (1, -1, 0) if sign in first]
 
 
 def _listed(system: str, ids: Sequence[str], query: Query, shown: Mapping[str, Shown]) -> Listed:
     rank = next((place for place, item in enumerate(ids, 1) if item in query.positives), None)
     hits = tuple((shown[item], item in query.positives) for item in ids[:HITS])
-    return Listed(name_system(system), colour_system(system, SYSTEMS), hits, rank)
+    return Listed(name_system(system), colour_system(system, SYSTEMS), hits, rank, len(ids) or DEPTH)

@@ -25,7 +25,7 @@ from siglum.types import Task, Vectors
 ALONE = {"text_alone": "image", "image_alone": "text"}
 """Spaces of one part of composed queries, and the part they do without."""
 UNITS = {**SHARED, **{name: (name,) for name in ALONE}}
-SHOWN, DEPTH = 6, 6
+SHOWN, DEPTH = 24, 10
 """Queries of a task, and answers of each, that a part keeps as examples."""
 
 
