@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
+from siglum.checks import BINARY
 from siglum.files import sync_folder
 from siglum.tensors import ids_from_arrays
 from siglum.types import SiglumError
@@ -33,6 +34,8 @@ ADD, REMOVE, FIELDS = 1, 2, 4
 FRAME = struct.Struct("<QII")
 BODY = struct.Struct("<BIIIQ")
 ACK = struct.Struct("<QI")
+CLOSED = -1
+"""The number of a file that is not open."""
 _log = logging.getLogger("siglum")
 
 
@@ -131,21 +134,24 @@ def read_journal(folder: Path, number: int, lineage: str, row_bytes: int) -> Jou
     path = log_path(folder, number)
     first = header(lineage, number)
     # Asked first: a record that is appended meanwhile is behind what was acknowledged.
-    acknowledged = _acknowledgements(path, first)
+    acknowledged = acknowledged_ends(path, first)
     sure = max(acknowledged, default=0)
     try:
         content = memoryview(path.read_bytes())
     except OSError as error:
         raise SiglumError(f"{path} cannot be read ({error.strerror or error}).") from error
     # A log is begun before its acknowledgement, which may have come meanwhile.
-    is_sound = len(acknowledged) == 2 or len(content) <= len(first) or len(_acknowledgements(path, first)) == 2
+    is_sound = len(acknowledged) == 2 or len(content) <= len(first) or len(acknowledged_ends(path, first)) == 2
     if not is_sound:
         said = "%s is missing or damaged: a torn end of the log cannot be told from a damaged one."
         _log.warning(said, ack_path(path))
     if content[: len(first)] != first:
         if len(content) < len(first) and first.startswith(content) and not sure:
             return Journal(path, torn=len(content), is_sound=is_sound)  # begun, and not a record in it
-        raise SiglumError(f"{path} is damaged, or the log of another index; put it back.")
+        raise SiglumError(
+            f"{path} is damaged, or the log of another index; put it back, or give it up, and those that follow, with"
+            " `siglum index RUN --cut-log`."
+        )
     journal = Journal(path, end=len(first), is_sound=is_sound)
     while (body := _next(content, journal.end)) is not None:
         journal.records.append(Record.decoded(body, row_bytes))
@@ -180,7 +186,7 @@ def _is_torn(content: memoryview, end: int) -> bool:
     return is_frame and len(rest) <= int(FRAME.size + size)
 
 
-def _acknowledgements(path: Path, first: bytes) -> list[int]:
+def acknowledged_ends(path: Path, first: bytes) -> list[int]:
     """Return what the two places of the acknowledgement of a log that begins so say, without those that are damaged."""
     place = ack_path(path)
     try:
@@ -199,17 +205,14 @@ def _acknowledgement(end: int, first: bytes) -> bytes:
     return length + struct.pack("<I", zlib.crc32(first + length))
 
 
-def cut_log(folder: Path) -> int:
-    """Cut the last log of an index behind its last whole record, even what was acknowledged; return the bytes cut."""
-    logs = sorted(folder.glob("log-??????"))
-    if not logs:
-        raise SiglumError(f"{folder} has no log.")
-    content = memoryview(logs[-1].read_bytes())
-    end = bytes(content[:4096]).find(b"\n") + 1
-    while end and (body := _next(content, end)) is not None:
-        end += FRAME.size + len(body)
-    JournalWriter.go_on(logs[-1], end).close()
-    return len(content) - end
+def whole_records(content: bytes, first: bytes) -> tuple[int, int]:
+    """Return the end of the last whole record of a log, and how many there are; 0 where it does not begin so."""
+    if not content.startswith(first):
+        return 0, 0
+    view, end, count = memoryview(content), len(first), 0
+    while (body := _next(view, end)) is not None:
+        end, count = end + FRAME.size + len(body), count + 1
+    return end, count
 
 
 class JournalWriter:
@@ -223,13 +226,10 @@ class JournalWriter:
         with path.open("rb") as file:
             self._first = file.readline(4096)
         self._turn = 0
-        self._file = os.open(path, os.O_RDWR)
+        self._file = self._ack = CLOSED
         try:
-            self._ack = os.open(ack_path(path), os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError:
-            os.close(self._file)
-            raise
-        try:
+            self._file = os.open(path, os.O_RDWR | BINARY)
+            self._ack = os.open(ack_path(path), os.O_RDWR | os.O_CREAT | BINARY, 0o644)
             os.ftruncate(self._file, end)
             os.ftruncate(self._ack, 2 * ACK.size)
             self.sync(end)
@@ -252,7 +252,7 @@ class JournalWriter:
         """Begin a log; if that fails, there is none."""
         path, first = log_path(folder, number), header(lineage, number)
         try:
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | BINARY, 0o644)
             try:
                 _write_all(handle, first, 0)
                 os.fsync(handle)
@@ -270,6 +270,7 @@ class JournalWriter:
 
     def append(self, content: bytes) -> int:
         """Write a record behind the others and return where it ends; if that fails, the log is as it was."""
+        self._refuse_closed()
         try:
             _write_all(self._file, content, self.end)
         except BaseException:  # an interrupt may come in the middle, too
@@ -282,16 +283,23 @@ class JournalWriter:
 
     def sync(self, end: int) -> None:
         """Wait until the first `end` bytes are on the disk, and acknowledge them."""
+        self._refuse_closed()
         os.fsync(self._file)
         # Two places in turn: one of them is whole whenever the other is being written. Not synced itself: what it
         # does not tell yet after a loss of power is only less to compare with.
         _write_all(self._ack, _acknowledgement(end, self._first), self._turn * ACK.size)
         self._turn = 1 - self._turn
 
+    def _refuse_closed(self) -> None:
+        if CLOSED in (self._file, self._ack):
+            raise SiglumError(f"{self.path} is closed; open the index again.")
+
     def close(self) -> None:
-        """Close the files."""
-        os.close(self._file)
-        os.close(self._ack)
+        """Close the files, once: their numbers may be those of other files by the next time."""
+        open_files = [handle for handle in (self._file, self._ack) if handle != CLOSED]
+        self._file = self._ack = CLOSED
+        for handle in open_files:
+            os.close(handle)
 
 
 def _write_all(handle: int, content: bytes, start: int) -> None:
