@@ -61,7 +61,7 @@ def test_a_folder_of_pictures(call: Call, fail: Call, photos: Path, tmp_path: Pa
     run = tmp_path / "run"
     found = json.loads(call("encode", "--out", run, "--folder", photos, "--workers", 2, "--json"))
     assert found == {"run": str(run), "items": 24, "queries": 24, "skipped": 0, "omitted": []}
-    known = {"kind": "folder", "path": str(photos), "joint": False}
+    known = {"kind": "folder", "path": str(photos), "joint": False, "queries": "captions"}
     told = read_json(run / "source.json")
     assert told.pop("identity") and told == {**known, "supervised": True, "captions": "auto", "seed": 0}
     words = json.loads(call("encode", "--out", run, "--folder", photos, "--captions", "none", "--json"))
