@@ -29,7 +29,7 @@ from siglum.search.retriever import Retriever
 from siglum.search.state import checked_items
 from siglum.terminal import shown_if
 from siglum.tokenize.store import load_tokenizer
-from siglum.types import Features, Item, SiglumError, Vectors, shown, whole_number
+from siglum.types import Features, Item, SiglumError, Vectors, shown, truth_value, whole_number
 
 LEAST_ITEMS = 8
 """The smallest vocabulary schedule, 2/4/8, needs as many."""
@@ -69,6 +69,8 @@ def fit(
         hits = retriever.search_features(siglum.features(query_vectors[:1]), k=5)
     """
     device = check_device(device)
+    for name, value in (("resume", resume), ("overwrite", overwrite)):
+        truth_value(name, value)
     if not isinstance(config, RunConfig | None):
         raise SiglumError(f"config is a RunConfig (siglum.recipe makes one), not {shown(config)}.")
     chosen = (config.seed if config else 0) if seed is None else whole_number("seed", seed, 0)

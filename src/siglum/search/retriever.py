@@ -43,7 +43,7 @@ from siglum.search.writer import Writer, open_writer
 from siglum.terminal import shown_if
 from siglum.tokenize.store import load_tokenizer
 from siglum.tokenize.train import Tokenizer
-from siglum.types import Features, Hit, Item, Picture, SiglumError
+from siglum.types import Features, Hit, Item, Picture, SiglumError, truth_value
 
 
 class Retriever(Models):
@@ -251,8 +251,8 @@ class Retriever(Models):
         kinds = self.tokenizer.quantizer.config.modality == "metadata"
         with shown_if(progress):
             for features in self._encoded(questions.rows, "search"):
-                ask = partial(self._hits, state, features)
-                found += questions.others(ask, how, len(found), kinds) if exclude_self else ask(how)
+                ask, own = partial(self._hits, state, features), truth_value("exclude_self", exclude_self)
+                found += questions.others(ask, how, len(found), kinds) if own else ask(how)
         return found[0] if questions.is_one else found
 
     def search_features(
