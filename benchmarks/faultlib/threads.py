@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,7 +17,7 @@ import numpy as np
 from faultlib import live
 from faultlib.campaign import Base
 from faultlib.state import answers_of, hits_of, questions
-from faultlib.told import Fault, fault, where
+from faultlib.told import Fault, attempt, copy, fault, where
 
 Case = Callable[[Base, Random, Path], list[Fault]]
 
@@ -60,12 +62,12 @@ def batch(retriever: Any, name: str, rng: Random, number: int, ids: Sequence[str
     return siglum.features({"text": text}, ids=ids or [f"{name}.{n}" for n in range(number)])
 
 
-def load(base: Base) -> Any:
-    """Open the run anew and make switches between threads frequent."""
+def load(base: Base, run: Path | None = None) -> Any:
+    """Open the run (or a copy) anew and make switches between threads frequent."""
     import siglum
 
     sys.setswitchinterval(2e-5)
-    return siglum.Retriever.load(base.root / "mine")
+    return siglum.Retriever.load(run or base.root / "mine")
 
 
 def script(base: Base, retriever: Any, rng: Random, length: int) -> list[tuple[str, Any]]:
@@ -219,11 +221,52 @@ def saves(base: Base, rng: Random, scratch: Path) -> list[Fault]:
     return [] if left in expected else [fault("silent", "two saves into one folder left a mixture")]
 
 
+def leaving(base: Base, rng: Random, scratch: Path) -> list[Fault]:
+    """Add from threads, if any, while the block of `writing` ends: what is acknowledged lasts, the rest is refused."""
+    import siglum
+
+    run = copy(base.root / "mine", scratch / "run")
+    retriever, kept, faults = load(base, run), list[str](), list[Fault]()
+
+    def add(writer: Any, thread: int) -> None:
+        for number in range(1000):
+            new = batch(retriever, f"left{thread}.{number}", Random(number), 1)
+            _, sentence, wrong = attempt(lambda: writer.add(new), "add beside the end of a block")  # noqa: B023
+            faults.extend(wrong)
+            if sentence or wrong:
+                return
+            kept.extend(new.ids)
+        faults.append(fault("silent", "a writer takes changes after its block"))
+
+    with retriever.writing(run, background=rng.random() < 0.5) as writer:
+        crew = [
+            threading.Thread(target=add, args=(writer, number), daemon=True) for number in range(rng.choice((0, 3)))
+        ]
+        for thread in crew:
+            thread.start()
+        writer.remove(["item10"])
+        time.sleep(rng.random() * 0.05)
+    with ExitStack() as stack:
+        others = [scratch / f"other{number}" for number in range(64)]
+        for path in others:
+            stack.enter_context(path.open("w+b"))
+        for thread in crew:
+            thread.join()
+        late = attempt(lambda: writer.remove(["item11"]), "remove after the block")[1]
+        if not late or any(path.stat().st_size for path in others):
+            faults.append(fault("silent", "a writer takes a change after its block, or writes into other files"))
+    lost = set(kept) - set(siglum.Retriever.load(run).index.ids)
+    if lost:
+        faults.append(fault("loss", f"{len(lost)} of {len(kept)} changes acknowledged beside the end of a block"))
+    return faults
+
+
 CASES: dict[str, Case] = {
     "search beside add and remove": searching,
     "search beside add, remove and save": saving,
     "add from 4": adding,
     "add from 4 and remove from 2": adding_and_removing,
     "save beside save": saves,
+    "add beside the end of writing": leaving,
     "load beside changes that last": live.reading,
 }

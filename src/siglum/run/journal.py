@@ -33,6 +33,8 @@ ADD, REMOVE, FIELDS = 1, 2, 4
 FRAME = struct.Struct("<QII")
 BODY = struct.Struct("<BIIIQ")
 ACK = struct.Struct("<QI")
+CLOSED = -1
+"""The number of a file that is not open."""
 _log = logging.getLogger("siglum")
 
 
@@ -223,13 +225,10 @@ class JournalWriter:
         with path.open("rb") as file:
             self._first = file.readline(4096)
         self._turn = 0
-        self._file = os.open(path, os.O_RDWR)
+        self._file = self._ack = CLOSED
         try:
+            self._file = os.open(path, os.O_RDWR)
             self._ack = os.open(ack_path(path), os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError:
-            os.close(self._file)
-            raise
-        try:
             os.ftruncate(self._file, end)
             os.ftruncate(self._ack, 2 * ACK.size)
             self.sync(end)
@@ -270,6 +269,7 @@ class JournalWriter:
 
     def append(self, content: bytes) -> int:
         """Write a record behind the others and return where it ends; if that fails, the log is as it was."""
+        self._refuse_closed()
         try:
             _write_all(self._file, content, self.end)
         except BaseException:  # an interrupt may come in the middle, too
@@ -282,16 +282,23 @@ class JournalWriter:
 
     def sync(self, end: int) -> None:
         """Wait until the first `end` bytes are on the disk, and acknowledge them."""
+        self._refuse_closed()
         os.fsync(self._file)
         # Two places in turn: one of them is whole whenever the other is being written. Not synced itself: what it
         # does not tell yet after a loss of power is only less to compare with.
         _write_all(self._ack, _acknowledgement(end, self._first), self._turn * ACK.size)
         self._turn = 1 - self._turn
 
+    def _refuse_closed(self) -> None:
+        if CLOSED in (self._file, self._ack):
+            raise SiglumError(f"{self.path} is closed; open the index again.")
+
     def close(self) -> None:
-        """Close the files."""
-        os.close(self._file)
-        os.close(self._ack)
+        """Close the files, once: their numbers may be those of other files by the next time."""
+        open_files = [handle for handle in (self._file, self._ack) if handle != CLOSED]
+        self._file = self._ack = CLOSED
+        for handle in open_files:
+            os.close(handle)
 
 
 def _write_all(handle: int, content: bytes, start: int) -> None:

@@ -12,6 +12,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -98,6 +99,10 @@ class LiveIndex:
         self._writing, self._compacting, self._synced = threading.RLock(), threading.Lock(), threading.Condition()
         self._syncing = False
         self._failed: str | None = None
+        self._is_closed = False
+        """Whether no more changes are taken ..."""
+        self._is_over = False
+        """... and whether those that were have been waited for."""
         self._worker: threading.Thread | None = None
         self._patience = 0
         """Logged changes from which on compaction is tried again after it has failed."""
@@ -147,6 +152,7 @@ class LiveIndex:
 
         `fields` is what is kept to show of the new ones. With `upsert` those are taken out as well that have their ids.
         """
+        self.refuse_closed()
         names, fresh = dict.fromkeys(listed(gone)), listed(ids)
         if not names and not fresh:
             return self.state
@@ -160,6 +166,7 @@ class LiveIndex:
     def _write(self, change: Change) -> LiveState:
         """Write a change to the log, wait until it is on the disk, and return the state with it."""
         with self._writing:
+            self.refuse_closed()
             self._refuse_failed()
             tail = self._tail
             state, record = change(tail.state)
@@ -207,6 +214,11 @@ class LiveIndex:
                 self._synced.notify_all()
         self._refuse_failed()
 
+    def refuse_closed(self) -> None:
+        """Refuse what comes after `close`."""
+        if self._is_closed:
+            raise SiglumError(f"{self.folder} is open for writing no more; open it again.")
+
     def _refuse_failed(self) -> None:
         if self._failed is not None:
             raise SiglumError(f"{self._failed}.")
@@ -214,20 +226,24 @@ class LiveIndex:
     def compact(self, *, whole: bool = False) -> None:
         """Write what the logs hold as a segment, in a new generation, and let them go; `whole`: all in one piece."""
         with self._compacting:
-            number = self._rotate()
-            segments = self._write_segment(number, whole)
-            same = segments[0] == self.generation.segments[0]
-            known = self.state.index.base if same else None  # it is mapped and checked already
-            below, _ = load_segments(self.folder, segments, self.generation.tokenizer, known)
-            below.warm(self.state.index, resting() if self.background else None)
-            with self._writing:
-                self._sync(self._tail.written)
-                self._advance(segments, number + 1)
-                layer = self.state.index
-                assert isinstance(layer, Layered)
-                self._publish(self._tail.log, LiveState(layer.rebased(below), self.state.vectors_ND))
-                self.logged = layer.changes
-            clean(self.folder, self.generation)
+            self.refuse_closed()
+            self._compact(whole)
+
+    def _compact(self, whole: bool = False) -> None:
+        number = self._rotate()
+        segments = self._write_segment(number, whole)
+        same = segments[0] == self.generation.segments[0]
+        known = self.state.index.base if same else None  # it is mapped and checked already
+        below, _ = load_segments(self.folder, segments, self.generation.tokenizer, known)
+        below.warm(self.state.index, resting() if self.background else None)
+        with self._writing:
+            self._sync(self._tail.written)
+            self._advance(segments, number + 1)
+            layer = self.state.index
+            assert isinstance(layer, Layered)
+            self._publish(self._tail.log, LiveState(layer.rebased(below), self.state.vectors_ND))
+            self.logged = layer.changes
+        clean(self.folder, self.generation)
 
     def _write_segment(self, log: int, whole: bool) -> tuple[str, ...]:
         """Write all changes up to a log as a segment; return the segments of the next generation.
@@ -277,24 +293,35 @@ class LiveIndex:
     def _start_worker(self) -> None:
         """Compact in the background, unless that is under way."""
         with self._writing:
-            if self._worker is None or not self._worker.is_alive():
+            if not self._is_closed and (self._worker is None or not self._worker.is_alive()):
                 self._worker = threading.Thread(target=self._work, name="siglum compaction", daemon=True)
                 self._worker.start()
 
     def _work(self) -> None:
         try:
-            self.compact()
+            with self._compacting:
+                self._compact()
         except (SiglumError, OSError) as error:
             self._patience = 2 * self.logged
             _log.warning("%s; its log goes on growing.", error)
 
     def close(self) -> None:
-        """Wait for a compaction under way and close the log."""
+        """Take no more changes, wait for those of other threads and for a compaction under way, and close the log."""
+        with self._writing:
+            self._is_closed = True
         if self._worker is not None:
             self._worker.join()
-        if self._tail.log is not None:
-            self._tail.log.close()
-        open_for_changes.discard(self._place)
+        with self._compacting, self._writing:
+            log, was_over, self._is_over = self._tail.log, self._is_over, True
+            if was_over:
+                return
+            try:
+                with suppress(SiglumError):  # whose change it was is told
+                    self._sync(self._tail.written)
+            finally:
+                if log is not None:
+                    log.close()
+                open_for_changes.discard(self._place)
 
 
 def _changed(
