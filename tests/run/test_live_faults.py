@@ -191,7 +191,7 @@ def test_a_log_that_is_being_begun_is_not_taken_for_a_damaged_one(
     begin(tmp_path)
     JournalWriter.create(tmp_path, 0, read_generation(tmp_path).lineage).close()
     ack_path(log_path(tmp_path, 0)).unlink()
-    real, asked = journal._acknowledgements, []
+    real, asked = journal.acknowledged_ends, []
 
     def late(path: Path, first: bytes) -> list[int]:
         found = real(path, first)
@@ -201,7 +201,7 @@ def test_a_log_that_is_being_begun_is_not_taken_for_a_damaged_one(
                 live.add(["late"], np.zeros((1, 3), int))
         return found
 
-    monkeypatch.setattr(journal, "_acknowledgements", late)
+    monkeypatch.setattr(journal, "acknowledged_ends", late)
     opened = open_index(tmp_path)
     assert ("late" in opened.index.ids) == appended
     assert opened.journals[0].is_sound

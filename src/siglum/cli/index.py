@@ -50,7 +50,7 @@ class Command(OneRun, WritingVerb):
     restore: str | None = None
     """Make the index what a snapshot holds."""
     cut_log: bool = False
-    """Give up what stands behind the damaged place of a log."""
+    """Give up what stands behind the first damaged place of the logs, later logs included."""
 
 
 def run(command: Command) -> dict[str, Any]:
@@ -72,8 +72,8 @@ def run(command: Command) -> dict[str, Any]:
 def _do(command: Command, folder: RunFolder, device: str) -> Index:
     """Do the one thing that is asked for and return the index."""
     from siglum.data.stamps import forget_stamps
+    from siglum.run.cut import cut_log
     from siglum.run.generations import open_index
-    from siglum.run.journal import cut_log
     from siglum.run.live import LiveIndex
     from siglum.run.snapshots import restore_snapshot, take_snapshot
     from siglum.run.stages import make_index
@@ -99,7 +99,7 @@ def _do(command: Command, folder: RunFolder, device: str) -> Index:
     folder.config()  # a run, or a sentence that says it is none
     if command.cut_log:
         forget_stamps(folder.root, ())
-        say(f"{cut_log(folder.index):,} bytes of the log were given up")
+        say(str(cut_log(folder.index)))
     elif command.snapshot is not None:
         say(f"snapshot: {take_snapshot(folder, command.snapshot)}")
     elif command.restore is not None:

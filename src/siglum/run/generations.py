@@ -80,7 +80,7 @@ class Generation:
         if any(name is not None and int(name.group(1)) >= last for name in named):
             path = log_path(self.folder, last)
             if not path.exists():  # else it was begun while the folder was read
-                raise SiglumError(f"{path} is gone, and the changes in it; put it back, or make the index again.")
+                raise SiglumError(f"{path} is gone; put it back, or give it up with `siglum index RUN --cut-log`.")
         return [number for number in range(self.log, last) if upto is None or number <= upto]
 
 
@@ -180,7 +180,8 @@ def _open(generation: Generation, upto: int | None) -> Opened:
     journals = [read_journal(folder, log, generation.lineage, row_bytes) for log in generation.logs(upto)]
     records = [record for journal in journals for record in journal.records]
     if any(journal.torn for journal in journals[:-1]):
-        raise SiglumError(f"a log of {folder} ends in the middle of a record, and others follow it; put it back.")
+        said = f"a log of {folder} ends in the middle of a record, and others follow it"
+        raise SiglumError(f"{said}; put it back, or give up what follows with `siglum index RUN --cut-log`.")
     if records:
         index, vectors_ND = replay(index, vectors_ND, records)
     return Opened(index, vectors_ND, generation, journals)

@@ -133,21 +133,24 @@ def read_journal(folder: Path, number: int, lineage: str, row_bytes: int) -> Jou
     path = log_path(folder, number)
     first = header(lineage, number)
     # Asked first: a record that is appended meanwhile is behind what was acknowledged.
-    acknowledged = _acknowledgements(path, first)
+    acknowledged = acknowledged_ends(path, first)
     sure = max(acknowledged, default=0)
     try:
         content = memoryview(path.read_bytes())
     except OSError as error:
         raise SiglumError(f"{path} cannot be read ({error.strerror or error}).") from error
     # A log is begun before its acknowledgement, which may have come meanwhile.
-    is_sound = len(acknowledged) == 2 or len(content) <= len(first) or len(_acknowledgements(path, first)) == 2
+    is_sound = len(acknowledged) == 2 or len(content) <= len(first) or len(acknowledged_ends(path, first)) == 2
     if not is_sound:
         said = "%s is missing or damaged: a torn end of the log cannot be told from a damaged one."
         _log.warning(said, ack_path(path))
     if content[: len(first)] != first:
         if len(content) < len(first) and first.startswith(content) and not sure:
             return Journal(path, torn=len(content), is_sound=is_sound)  # begun, and not a record in it
-        raise SiglumError(f"{path} is damaged, or the log of another index; put it back.")
+        raise SiglumError(
+            f"{path} is damaged, or the log of another index; put it back, or give it up, and those that follow, with"
+            " `siglum index RUN --cut-log`."
+        )
     journal = Journal(path, end=len(first), is_sound=is_sound)
     while (body := _next(content, journal.end)) is not None:
         journal.records.append(Record.decoded(body, row_bytes))
@@ -182,7 +185,7 @@ def _is_torn(content: memoryview, end: int) -> bool:
     return is_frame and len(rest) <= int(FRAME.size + size)
 
 
-def _acknowledgements(path: Path, first: bytes) -> list[int]:
+def acknowledged_ends(path: Path, first: bytes) -> list[int]:
     """Return what the two places of the acknowledgement of a log that begins so say, without those that are damaged."""
     place = ack_path(path)
     try:
@@ -201,17 +204,14 @@ def _acknowledgement(end: int, first: bytes) -> bytes:
     return length + struct.pack("<I", zlib.crc32(first + length))
 
 
-def cut_log(folder: Path) -> int:
-    """Cut the last log of an index behind its last whole record, even what was acknowledged; return the bytes cut."""
-    logs = sorted(folder.glob("log-??????"))
-    if not logs:
-        raise SiglumError(f"{folder} has no log.")
-    content = memoryview(logs[-1].read_bytes())
-    end = bytes(content[:4096]).find(b"\n") + 1
-    while end and (body := _next(content, end)) is not None:
-        end += FRAME.size + len(body)
-    JournalWriter.go_on(logs[-1], end).close()
-    return len(content) - end
+def whole_records(content: bytes, first: bytes) -> tuple[int, int]:
+    """Return the end of the last whole record of a log, and how many there are; 0 where it does not begin so."""
+    if not content.startswith(first):
+        return 0, 0
+    view, end, count = memoryview(content), len(first), 0
+    while (body := _next(view, end)) is not None:
+        end, count = end + FRAME.size + len(body), count + 1
+    return end, count
 
 
 class JournalWriter:
