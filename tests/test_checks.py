@@ -166,6 +166,31 @@ def test_no_thread_passes_a_damaged_block(big: Path) -> None:
     assert not missed
 
 
+def test_files_are_read_where_there_is_no_preadv(big: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = checks_of(big)
+    monkeypatch.delattr(os, "preadv")
+    assert checks_of(big) == found
+    flip(big, BLOCK + 5)
+    blocks, damaged = BlockChecks(big, found), []
+    with pytest.raises(SiglumError, match=NOT_THE_FILE):
+        verify(big, found)
+
+    def touch(block: int) -> None:
+        for _ in range(20):
+            try:
+                blocks._sound[block] = False
+                blocks.touch(block * BLOCK, block * BLOCK + 1)
+            except SiglumError:
+                damaged.append(block)
+
+    threads = [threading.Thread(target=touch, args=(block,)) for block in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert damaged == [1] * 20
+
+
 def stage(folder: Path) -> Path:
     files.begin_stage(folder)
     files.write_text(folder / "a.txt", "content")

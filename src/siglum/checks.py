@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,14 @@ from siglum.types import SiglumError
 
 BLOCK = 1 << 22
 """Bytes a check covers."""
+BINARY: int = getattr(os, "O_BINARY", 0)
+"""What Windows needs to be told when a file is opened: that its bytes are to be taken as they are."""
 SETTLED = 50_000_000
 """Nanoseconds after which a file's time stamps tell a further change apart."""
 
 _verified: dict[str, tuple[Any, ...]] = {}
 _guard = threading.Lock()
+_seeking = threading.Lock()
 
 
 def checks_of(path: Path) -> dict[str, Any]:
@@ -75,7 +78,7 @@ class BlockChecks:
         self.size, self._wanted = _expected(path, checks)
         try:
             # Held open, so that what is checked stays the file that was mapped if another takes its name.
-            self._file = os.open(path, os.O_RDONLY)
+            self._file = os.open(path, os.O_RDONLY | BINARY)
             weakref.finalize(self, os.close, self._file)
             size = os.fstat(self._file).st_size
         except OSError as error:
@@ -119,10 +122,19 @@ class BlockChecks:
 
 def _fill(handle: int, buffer: memoryview, place: int) -> int:
     """Read one block from a place of an open file; return how much of it there is."""
-    count = 0
-    while count < len(buffer) and (more := os.preadv(handle, [buffer[count:]], place + count)):
+    count, read = 0, getattr(os, "preadv", _seek_and_read)
+    while count < len(buffer) and (more := read(handle, [buffer[count:]], place + count)):
         count += more
     return count
+
+
+def _seek_and_read(handle: int, buffers: Sequence[memoryview], place: int) -> int:
+    """Do what `os.preadv` does where there is none; the place in the file belongs to all threads, so one at a time."""
+    with _seeking:
+        os.lseek(handle, place, os.SEEK_SET)
+        content = os.read(handle, len(buffers[0]))
+    buffers[0][: len(content)] = content
+    return len(content)
 
 
 def _expected(path: Path, checks: Any) -> tuple[int, list[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -13,6 +14,7 @@ import pytest
 from index_pools import assert_same
 from live_pools import add, begin
 from siglum import Item
+from siglum.run import journal
 from siglum.run.generations import open_index
 from siglum.run.journal import JournalWriter, log_path
 from siglum.run.live import LiveIndex
@@ -129,3 +131,18 @@ def test_a_writer_ends_with_its_block(run_copy: Path) -> None:
     assert second in Retriever.load(run_copy).index.ids
     writer.close()
     assert "mine" in retriever.index.ids
+
+
+def test_a_log_is_opened_as_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where line ends would be changed else."""
+    binary, real, opened = 1 << 29, os.open, list[int]()
+
+    def note(path: Path, flags: int, mode: int = 0o777) -> int:
+        opened.append(flags)
+        return real(path, flags & ~binary, mode)
+
+    monkeypatch.setattr(journal, "BINARY", binary)
+    monkeypatch.setattr("siglum.run.journal.os.open", note)
+    monkeypatch.setattr(journal, "sync_folder", lambda folder: None)
+    JournalWriter.create(tmp_path, 0, "lineage").close()
+    assert len(opened) == 3 and all(flags & binary for flags in opened)

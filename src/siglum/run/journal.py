@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
+from siglum.checks import BINARY
 from siglum.files import sync_folder
 from siglum.tensors import ids_from_arrays
 from siglum.types import SiglumError
@@ -227,8 +228,8 @@ class JournalWriter:
         self._turn = 0
         self._file = self._ack = CLOSED
         try:
-            self._file = os.open(path, os.O_RDWR)
-            self._ack = os.open(ack_path(path), os.O_RDWR | os.O_CREAT, 0o644)
+            self._file = os.open(path, os.O_RDWR | BINARY)
+            self._ack = os.open(ack_path(path), os.O_RDWR | os.O_CREAT | BINARY, 0o644)
             os.ftruncate(self._file, end)
             os.ftruncate(self._ack, 2 * ACK.size)
             self.sync(end)
@@ -251,7 +252,7 @@ class JournalWriter:
         """Begin a log; if that fails, there is none."""
         path, first = log_path(folder, number), header(lineage, number)
         try:
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | BINARY, 0o644)
             try:
                 _write_all(handle, first, 0)
                 os.fsync(handle)
