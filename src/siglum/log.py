@@ -49,10 +49,10 @@ class JsonlLog:
         self.path = path
 
     def begin(self, stage: str, step: int) -> None:
-        """Drop the stage's records from this step on; those of other stages stay."""
-        records = read_log(self.path)
+        """Drop the stage's records from this step on, and lines that a kill has torn; those of other stages stay."""
+        records, torn = _read(self.path)
         kept = [record for record in records if record["stage"] != stage or record["step"] < step]
-        if len(kept) < len(records):
+        if torn or len(kept) < len(records):
             write_text(self.path, "".join(json.dumps(record) + "\n" for record in kept))
 
     def write(self, stage: str, step: int, values: dict[str, Any]) -> None:

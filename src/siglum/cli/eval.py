@@ -11,6 +11,8 @@ from siglum.device import check_device
 from siglum.types import SiglumError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from siglum.run.folder import RunFolder
 
 
@@ -39,9 +41,9 @@ class Command(OneRun, WritingVerb):
 def run(command: Command) -> dict[str, Any]:
     """Evaluate and print the table."""
     from siglum.console.tables import results_table
-    from siglum.files import write_json
     from siglum.measure.systems import beam_survival_of, evaluate_run, health_of, open_systems, survival_of
     from siglum.run.folder import RunFolder
+    from siglum.run.results import measured_on, write_result
 
     folder = RunFolder(command.folder)
     systems = open_systems(folder, command.split, check_device(command.device))
@@ -62,9 +64,9 @@ def run(command: Command) -> dict[str, Any]:
     if command.union:
         result["union"] = found.union
     if command.against is not None:
-        result["against"] = compare(folder, RunFolder(command.against), command.split)
+        result["against"] = compare(folder, RunFolder(command.against), command.split, list(found.tasks))
     kept = {key: value for key, value in result.items() if key != "run"}
-    write_json(folder.report / f"eval-{command.split}.json", kept)
+    write_result(folder.report / f"eval-{command.split}.json", kept, measured_on(folder))
     if not command.json:
         results_table(found.tasks, list(rankers))
         _tell(result)
@@ -84,20 +86,26 @@ def _tell(result: dict[str, Any]) -> None:
         say(f"{task or 'all':<32}{100 * row['difference']:+.1f} points in Success@1, p = {row['p']:.4f}")
 
 
-def compare(folder: RunFolder, other: RunFolder, split: str) -> dict[str, dict[str, float]]:
-    """Compare two evaluated runs task by task in Success@1; queries of one item are flipped together."""
+def compare(folder: RunFolder, other: RunFolder, split: str, tasks: Iterable[str]) -> dict[str, dict[str, float]]:
+    """Compare two evaluated runs task by task in Success@1; queries of one item are flipped together.
+
+    Rankings that are damaged, or were made before their run was changed, are refused.
+    """
     from siglum.data.trec import read_qrels, read_run
     from siglum.measure.retrieval import per_query
     from siglum.measure.significance import paired_randomisation
+    from siglum.run.results import refuse_stale
 
     result = {}
-    for path in sorted(folder.runs.glob(f"*.{split}.qrels")):
-        task, qrels = path.name.removesuffix(f".{split}.qrels"), read_qrels(path)
-        values = []
+    for task in sorted(name or "all" for name in tasks):
+        path = folder.runs / f"{task}.{split}.qrels"
+        refuse_stale(folder, path, split)
+        qrels, values = read_qrels(path), []
         for run in (folder, other):
             name = run.runs / f"{task}.{split}.{run.config().recipe}.trec"
             if not name.exists():
                 raise SiglumError(f"{name} does not exist; run `siglum eval {run.root} --split {split}` first.")
+            refuse_stale(run, name, split)
             values.append(per_query(read_run(name), qrels, ("Success@1",))["success@1"])
         clusters = {query: min(found) for query, found in qrels.items()}
         test = paired_randomisation(values[0], values[1], clusters=clusters)

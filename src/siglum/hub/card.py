@@ -13,6 +13,7 @@ from siglum.data.source import read_source
 from siglum.data.tasks import TASK_LABELS, TASKS
 from siglum.files import read_record, write_text
 from siglum.run.folder import CONFIG_FILE, RunFolder
+from siglum.run.results import verify_result
 from siglum.tokenize.train import Tokenizer
 from siglum.types import SiglumError
 
@@ -141,6 +142,7 @@ def _results(home: Path | None) -> tuple[str, str]:
     for split in ("test", "val"):
         path = None if home is None else RunFolder(home).report / f"eval-{split}.json"
         if path is not None and path.exists():
+            verify_result(path)
             tasks: dict[str, dict[str, dict[str, float]]] = read_record(path, "tasks")["tasks"]
             found = {system for row in tasks.values() for system in row}
             systems = [*(name for name in ORDER if name in found), *sorted(found.difference(ORDER))]

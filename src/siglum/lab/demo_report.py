@@ -8,7 +8,7 @@ from typing import Any
 
 from siglum.config import RunConfig
 from siglum.data.source import read_source
-from siglum.files import write_json, write_text
+from siglum.files import write_text
 from siglum.measure.diagnose import RunDiagnosis, diagnose
 from siglum.measure.evaluate import Evaluation, Ranker, Results
 from siglum.measure.systems import beam_survival_of, evaluate_run, health_of, open_systems, survival_of
@@ -18,6 +18,7 @@ from siglum.pages.measurement import answers_of, run_summary
 from siglum.pages.names import name_system
 from siglum.pages.report import render_report
 from siglum.run.folder import RunFolder
+from siglum.run.results import begin_results, keep_results, measured_on, write_result
 
 PRO, GENIUS, NO_PD = "pro", "genius", "pro_without_pd"
 DIAGNOSTIC_BEAM = 20
@@ -75,9 +76,12 @@ def write_report(pro: RunFolder, measured: dict[str, DemoRun], configs: dict[str
     report = build_report(measured, configs)
     document = build_document(measured, configs, report["gap"])
     results, names = [part.results for part in measured.values()], [run["name"] for run in document["runs"]]
-    write_json(pro.report / "report.json", report)
+    made_from = measured_on(pro)
+    write_result(pro.report / "report.json", report, made_from)
     page = render_report(document, find_examples(results, names, for_the_first=True))
+    begin_results(pro.report, ["report.html"])
     write_text(pro.report / "report.html", page)
+    keep_results(pro.report, ["report.html"], made_from)
     return report
 
 

@@ -20,6 +20,7 @@ from siglum.measure.rankers import BeamRanker, FlatRanker, geometry_alone
 from siglum.measure.survival import beam_survival, token_survival
 from siglum.run.coded import Coded, item_rows
 from siglum.run.folder import RunFolder
+from siglum.run.results import begin_results, keep_results, measured_on
 from siglum.search.retriever import Retriever
 from siglum.types import Vectors
 
@@ -165,9 +166,13 @@ def evaluate_run(
     """Stage 5: evaluate systems on the tasks of a split and write TREC runs and qrels."""
     tasks = systems.vectors.of_split(systems.split)
     result = evaluate_systems(systems.vectors, tasks, rankers, k=k, union=union, union_queries=union_queries)
+    ends = ["qrels", *(f"{name}.trec" for name in rankers)]
+    names = [f"{task.name or 'all'}.{systems.split}.{end}" for task in tasks for end in ends]
+    begin_results(run.runs, names)
     for task in tasks:
         write_qrels(run.runs / f"{task.name or 'all'}.{systems.split}.qrels", qrels_of_task(systems.vectors, task))
         for name in rankers:
             path = run.runs / f"{task.name or 'all'}.{systems.split}.{name}.trec"
             write_run(path, result.runs[task.name, name], tag=name)
+    keep_results(run.runs, names, measured_on(run))
     return result

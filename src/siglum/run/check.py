@@ -12,7 +12,9 @@ from siglum.rootfiles import CHECKS_FILE, ROOT_FILES, accept_root, missing_root_
 from siglum.run.folder import CONFIG_FILE, RunFolder
 from siglum.run.generations import holds_index, open_index
 from siglum.run.journal import ack_path
+from siglum.run.results import keep_results, results_faults, results_in
 from siglum.run.snapshots import FOLDER, list_snapshots
+from siglum.run.training import training_faults
 from siglum.types import SiglumError
 
 
@@ -25,7 +27,7 @@ class Checked:
     faults: dict[str, str] = field(default_factory=dict)
     """What is wrong, by file."""
     unrecorded: list[str] = field(default_factory=list)
-    """Stages made before there were checks, and `checks.json` where it is missing."""
+    """Stages and results made before there were checks, and `checks.json` where it is missing."""
     recorded: list[str] = field(default_factory=list)
     """Those that were given checks now."""
 
@@ -38,7 +40,7 @@ class Checked:
 
 
 def check_run(root: Path, *, record: bool = False) -> Checked:
-    """Read every file of every finished stage in full, and the run's own.
+    """Read every file of every finished stage in full, the run's own, its checkpoints, its log and its results.
 
     With `record` stages made before there were checks are given them, if they are sound by their fingerprints, and the
     files of the run that belong to no stage are accepted as they are. A file of a stage that has checks is never
@@ -50,6 +52,9 @@ def check_run(root: Path, *, record: bool = False) -> Checked:
     _check_root(root, found, record)
     for folder in stage_folders(root):
         _check_stage(root, folder, found, record)
+    found.faults |= training_faults(root)
+    for folder in (RunFolder(root).runs, RunFolder(root).report):
+        _check_results(root, folder, found, record)
     for folder in unfinished_folders(root):
         found.faults[folder.relative_to(root).as_posix()] = "not finished: it has files, but no record of them"
     for folder in index_folders(root):
@@ -99,6 +104,17 @@ def index_faults(folder: Path) -> dict[str, str]:
         if journal.torn
     }
     return torn | dict.fromkeys(acks, "missing or damaged, and written anew with the next change of the index")
+
+
+def _check_results(root: Path, folder: Path, found: Checked, record: bool) -> None:
+    files, place = results_in(folder), folder.relative_to(root).as_posix()
+    faults, unknown = results_faults(folder)
+    found.files, found.bytes = found.files + len(files), found.bytes + sum(path.stat().st_size for path in files)
+    found.faults |= {path.relative_to(root).as_posix(): what for path, what in faults.items()}
+    if unknown:
+        (found.recorded if record else found.unrecorded).append(place)
+    if unknown and record:
+        keep_results(folder, [path.name for path in unknown], "")
 
 
 def _check_root(root: Path, found: Checked, record: bool) -> None:

@@ -12,12 +12,11 @@ from siglum.files import STAGE_FILE, read_stage
 from siglum.rootfiles import read_kept_json
 from siglum.run.folder import CONFIG_FILE, DECODER, DENSE, INDEX, REPORT, RUNS, TOKENIZER, VECTORS, RunFolder
 from siglum.run.generations import index_record
+from siglum.run.results import SHOWN
 from siglum.types import SiglumError
 
 SETTINGS = {"fusion": FusionConfig, "tokenizer": TokenizerConfig, "query": QueryConfig, "decoder": DecoderConfig}
 """Settings that records of stages hold, by the name they have there and in the run's."""
-SHOWN = ("hits.html",)
-"""Files of a report that tell nothing about when the run was measured."""
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from siglum.config import RunConfig, as_dict
 from siglum.data.trec import write_qrels, write_run
 from siglum.data.vectors import load_vectors
 from siglum.encode.registry import build_encoder
-from siglum.files import fingerprint, read_record, read_stage, write_json
+from siglum.files import fingerprint, read_record, read_stage
 from siglum.fuse.store import load_fusion
 from siglum.lab.mbeir.layout import MbeirFiles, metric_ks
 from siglum.lab.mbeir.reader import read_mbeir
@@ -24,6 +24,7 @@ from siglum.run.claim import is_unused
 from siglum.run.coded import item_rows
 from siglum.run.folder import RunFolder
 from siglum.run.generations import index_record
+from siglum.run.results import begin_results, keep_results, measured_on, verify_result, write_result
 from siglum.run.stages import SHARED, ensure, make_vectors, settle
 from siglum.search.retriever import Retriever
 from siglum.types import SiglumError, Task, Vectors
@@ -169,10 +170,12 @@ def _measure(
 ) -> dict[str, dict[str, float]]:
     """Measure a system task by task, keeping what was measured before; write TREC runs and qrels."""
     path = folder.report / f"mbeir-{name}.json"
+    if path.exists():
+        verify_result(path)
     done: dict[str, Any] = read_record(path, "made_from", "tasks") if path.exists() else {}
     if done.get("made_from") != made_of:
         done = {"made_from": made_of, "tasks": {}}
-    ranker = None
+    ranker, source = None, measured_on(folder)
     for task in vectors.of_split("test"):
         if task.name in done["tasks"]:
             continue
@@ -180,11 +183,14 @@ def _measure(
         ranker, ks = ranker or build(), metric_ks(task.name)
         measures = tuple(f"Success@{k}" for k in ks)
         found = evaluate_systems(vectors, [task], {name: ranker}, k=ks[-1], union=False, measures=measures)
-        write_qrels(folder.runs / f"{task.name}.test.qrels", qrels_of_task(vectors, task))
-        write_run(folder.runs / f"{task.name}.test.{name}.trec", found.runs[task.name, name], tag=name)
+        files = [f"{task.name}.test.qrels", f"{task.name}.test.{name}.trec"]
+        begin_results(folder.runs, files)
+        write_qrels(folder.runs / files[0], qrels_of_task(vectors, task))
+        write_run(folder.runs / files[1], found.runs[task.name, name], tag=name)
+        keep_results(folder.runs, files, source)
         # Queries that cannot be answered were left out of the task; in M-BEIR's averages they are misses.
         share = len(task.query_rows) / asked[task.name]
         done["tasks"][task.name] = {key: value * share for key, value in found.tasks[task.name][name].items()}
-        write_json(path, done)
+        write_result(path, done, source)
     results: dict[str, dict[str, float]] = done["tasks"]
     return results
