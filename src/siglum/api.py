@@ -28,7 +28,7 @@ from siglum.search.retriever import Retriever
 from siglum.search.state import checked_items
 from siglum.terminal import shown_if
 from siglum.tokenize.store import load_tokenizer
-from siglum.types import Features, Item, SiglumError, Vectors, shown, whole_number
+from siglum.types import Features, Item, SiglumError, Vectors, shown, truth_value, whole_number
 
 LEAST_ITEMS = 8
 """The smallest vocabulary schedule, 2/4/8, needs as many."""
@@ -69,7 +69,7 @@ def fit(
         raise SiglumError(f"config is a RunConfig (siglum.recipe makes one), not {shown(config)}.")
     chosen = (config.seed if config else 0) if seed is None else whole_number("seed", seed, 0)
     root = None if folder is None else as_folder(folder)
-    if root is None and (resume or overwrite):
+    if (truth_value("resume", resume) | truth_value("overwrite", overwrite)) and root is None:
         raise SiglumError("resume and overwrite are about a folder; name one, or leave them out.")
     vectors = _assembled(items, queries, positives, item_ids, validation, chosen)
     if config is None and len(set(vectors.pair_item.tolist())) < LEAST_ITEMS:

@@ -36,7 +36,7 @@ from siglum.run.stages import dense_inputs, ensure, make_tokenizer, make_vectors
 from siglum.search.retriever import Retriever
 from siglum.terminal import shown_if
 from siglum.tokenize.store import load_tokenizer
-from siglum.types import Features, Query, SiglumError, Vectors
+from siglum.types import Features, Query, SiglumError, Vectors, truth_value
 from siglum.update import Built as Built
 from siglum.update import update_run
 
@@ -104,6 +104,8 @@ def build_folder(
         hits = siglum.Retriever.load(built.run).search("two dogs in the snow")
     """
     run, folder, device = RunFolder(as_folder(out)), as_folder(photos).absolute(), check_device(device)
+    for name, value in (("strict", strict), ("resume", resume), ("update", update)):
+        truth_value(name, value)
     clock = _Clock(say or (lambda text: None))
     options: dict[str, Any] = {"device": device, "workers": workers, "strict": strict}
     with shown_if(progress), lock_run(run.root, "siglum build", wait=wait, say=say):

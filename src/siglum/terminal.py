@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from siglum.log import Tick, reporting
+from siglum.types import truth_value
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -57,7 +58,7 @@ class ConsoleProgress:
 @contextmanager
 def shown_if(asked: bool) -> Iterator[None]:
     """Show the progress of the block on stderr if that is asked for; else whoever reports already goes on."""
-    if not asked:
+    if not truth_value("progress", asked):
         yield
         return
     reporter = ConsoleProgress()

@@ -76,6 +76,17 @@ def real_number(name: str, value: object) -> float:
     return float(value)
 
 
+def truth_value(name: str, value: object) -> bool:
+    """Return `value` if it is true or false, else raise: any string would count as true, "no" among them.
+
+    >>> truth_value("overwrite", False)
+    False
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise SiglumError(f"{name} is True or False, not {shown(value)}.")
+    return bool(value)
+
+
 class Modality(IntEnum):
     """What an item is made of; the value is the item's first token (its modality code)."""
 
@@ -244,6 +255,8 @@ class Vectors:
 
     def of_split(self, split: str) -> list[Task]:
         """Return the tasks of one split."""
+        if not isinstance(split, str):
+            raise SiglumError(f"a split is named by a string, such as val or test, not {shown(split)}.")
         return [task for task in self.tasks if task.split == split]
 
     def pool_rows(self, split: str) -> np.ndarray:

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from siglum.given import as_folder
-from siglum.types import SiglumError, shown
+from siglum.types import SiglumError, shown, truth_value
 
 PATTERNS = ("*.json", "*.safetensors", "README.md")
 
 
 def find_folder(name: str | Path, *, revision: str | None, token: str | None, progress: bool) -> Path:
     """Return a folder that is here as it is, else that in which the hub's cache keeps the repository of this name."""
-    folder = as_folder(name)
+    folder, progress = as_folder(name), truth_value("progress", progress)
     if folder.is_dir():
         if revision is not None:
             raise SiglumError(f"{folder} is a folder here, which has no revision {revision}; leave it out.")
@@ -37,6 +37,10 @@ class Push:
     """None is the one that `hf auth login` keeps."""
     message: str = "Upload a Siglum retriever"
     progress: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("private", "progress"):
+            truth_value(name, getattr(self, name))
 
 
 def publish(folder: Path, name: str, push: Push) -> str:

@@ -20,7 +20,7 @@ from siglum.rootfiles import CHECKS_FILE, read_kept_json, write_root_json
 from siglum.run.folder import CONFIG_FILE, INDEX, LOG_FILE, STAGES, TOKENIZER, VECTORS
 from siglum.run.lock import LOCK_FILE
 from siglum.run.snapshots import FOLDER as SNAPSHOTS
-from siglum.types import SiglumError, Vectors
+from siglum.types import SiglumError, Vectors, truth_value
 
 OWNER_FILE = "owner.json"
 RECORDS = (CHECKS_FILE, CONFIG_FILE, SOURCE_FILE, LOG_FILE, "mbeir.json", "pictures.json", OWNER_FILE)
@@ -50,6 +50,7 @@ def claim_run(root: Path, owner: Owner, *, overwrite: bool = False) -> None:
 
     Take the run's lock before. An own run, finished or not, stays as it is.
     """
+    overwrite = truth_value("overwrite", overwrite)
     try:
         own = not holds_run(root) or is_own(root, owner)
     except SiglumError:  # a damaged run may be anybody's

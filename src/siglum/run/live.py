@@ -35,7 +35,7 @@ from siglum.run.generations import (
     write_generation,
 )
 from siglum.run.journal import JournalWriter, Record
-from siglum.types import SiglumError
+from siglum.types import SiglumError, truth_value
 
 FLUSH = 1 << 15
 """Logged changes from which on they are to be written as a segment."""
@@ -74,6 +74,7 @@ class LiveIndex:
 
     def __init__(self, folder: Path, tokenizer: str | None = None, *, background: bool = False) -> None:
         """Open the folder and cut a torn end of its log; with `background`, compact beside the work when it is due."""
+        truth_value("background", background)
         self._place = refuse_open(folder)
         open_for_changes.add(self._place)
         try:
@@ -153,6 +154,7 @@ class LiveIndex:
         `fields` is what is kept to show of the new ones. With `upsert` those are taken out as well that have their ids.
         """
         self.refuse_closed()
+        truth_value("upsert", upsert)
         names, fresh = dict.fromkeys(listed(gone)), listed(ids)
         if not names and not fresh:
             return self.state
@@ -227,7 +229,7 @@ class LiveIndex:
         """Write what the logs hold as a segment, in a new generation, and let them go; `whole`: all in one piece."""
         with self._compacting:
             self.refuse_closed()
-            self._compact(whole)
+            self._compact(truth_value("whole", whole))
 
     def _compact(self, whole: bool = False) -> None:
         number = self._rotate()

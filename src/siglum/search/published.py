@@ -17,7 +17,7 @@ from siglum.index.strings import Strings
 from siglum.run.claim import Owner, clear_run, holds_run, is_own
 from siglum.run.folder import RunFolder
 from siglum.run.lock import lock_run
-from siglum.types import SiglumError
+from siglum.types import SiglumError, truth_value
 
 if TYPE_CHECKING:
     from siglum.search.retriever import Retriever
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def save_pretrained(retriever: Retriever, folder: str | Path, name: str, texts: bool) -> None:
     """Write a retriever into a folder, in the place of an earlier state of it; `name` is what the card calls it."""
-    root, own = as_folder(folder), retriever.tokenizer.fingerprint()
+    root, own, texts = as_folder(folder), retriever.tokenizer.fingerprint(), truth_value("texts", texts)
     with lock_run(root, "a retriever"):
         if holds_run(root) and (RunFolder(root).vectors.exists() or not is_own(root, Owner(tokenizer=own))):
             raise SiglumError(f"{root} holds a run, which would be lost; choose another folder.")

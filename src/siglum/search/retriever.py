@@ -41,7 +41,7 @@ from siglum.search.writer import Writer, open_writer
 from siglum.terminal import shown_if
 from siglum.tokenize.store import load_tokenizer
 from siglum.tokenize.train import Tokenizer
-from siglum.types import Features, Hit, Item, Picture, SiglumError
+from siglum.types import Features, Hit, Item, Picture, SiglumError, truth_value
 
 
 class Retriever(Models):
@@ -247,7 +247,7 @@ class Retriever(Models):
         found: list[list[Hit]] = []
         with shown_if(progress):
             for features in self._encoded(questions.rows, "search"):
-                if exclude_self:  # it takes one place
+                if truth_value("exclude_self", exclude_self):  # it takes one place
                     hits = self._hits(state, features, replace(how, k=how.k + 1))
                     hits = [questions.without_own(place, row)[: how.k] for place, row in enumerate(hits, len(found))]
                 else:

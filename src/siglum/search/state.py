@@ -42,6 +42,10 @@ class State:
     gone: Mapping[str, None] = field(default_factory=dict)
     fresh: Mapping[str, None] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.index, Index):
+            raise SiglumError(f"the items of a retriever are a siglum Index, not {shown(self.index)}.")
+
     def changed(self, gone: Sequence[str], fresh: NewItems) -> State:
         """Return the state without some items, and then with others at the end of the pool."""
         names, new = dict.fromkeys(gone), listed(fresh.ids)

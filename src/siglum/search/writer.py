@@ -12,7 +12,7 @@ from siglum.run.folder import RunFolder
 from siglum.run.live import LiveIndex
 from siglum.run.lock import lock_run
 from siglum.search.state import NewItems
-from siglum.types import Features, Item, SiglumError
+from siglum.types import Features, Item, SiglumError, truth_value
 
 if TYPE_CHECKING:
     from siglum.search.retriever import Retriever
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 @contextmanager
 def open_writer(retriever: Retriever, root: Path, wait: float | None, background: bool) -> Iterator[Writer]:
     """Open the index of a retriever's run, as `Retriever.writing` says."""
+    truth_value("background", background)
     with (
         lock_run(root, "a retriever", wait),
         LiveIndex(RunFolder(root).index, retriever.tokenizer.fingerprint(), background=background) as live,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from siglum.config import TokenizerConfig
 from siglum.given import check_tensor
-from siglum.types import SiglumError, one_of, whole_number
+from siglum.types import SiglumError, one_of, truth_value, whole_number
 
 NEVER = -1e4
 """A teacher's score that leaves nothing at any temperature in use."""
@@ -156,6 +156,7 @@ def prefix_ranking_loss(
     alone. With `by_query` it is one number a query (Q,).
     """
     config = TokenizerConfig() if config is None else config
+    by_query = truth_value("by_query", by_query)
     one_of("tokenizer.rank_form", config.rank_form, ("prefixes", "items"))
     check_tensor("queries", query_QD, "QD")
     positive_Q = torch.arange(len(query_QD), device=query_QD.device) if positive_Q is None else positive_Q
