@@ -35,6 +35,15 @@ def encodable(text: str) -> bool:
     return True
 
 
+def check_id(name: str, what: str) -> None:
+    """Refuse an id that would not be one column of a text file; ids of folders write white space as in a URL.
+
+    >>> check_id("cat-17", "the id")
+    """
+    if name.split() != [name]:
+        raise SiglumError(f"{what} is empty or holds whitespace; rename it.")
+
+
 def as_array(what: str, value: object) -> np.ndarray:
     """Return what somebody gave for an array as one."""
     try:

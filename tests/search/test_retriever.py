@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from records import reseal
+from siglum.data.corpus import read_items
 from siglum.encode.builtin import BuiltinEncoder
 from siglum.encode.run import encode_rows
 from siglum.files import read_json
@@ -325,3 +327,24 @@ def test_a_run_without_a_decoder_warns_of_its_scorer(run_copy: Path, caplog: pyt
     shutil.rmtree(run_copy / "3-decoder")
     assert Retriever.load(run_copy).config.scorer == "geometry"
     assert "has no decoder: it is searched by geometry, not by its scorer fused" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["", " ", "a b", "a\tb", " a", "a\n", "a\u00a0b", "a\u2028b"])
+def test_ids_that_files_refuse_are_refused_here(run_copy: Path, tmp_path: Path, name: str) -> None:
+    retriever = Retriever.load(run_copy)
+    before = len(retriever)
+    rows = [Item(id="good", text="a star"), Item(id=name, text="a red star")]
+    for call in (retriever.add, retriever.upsert):
+        with pytest.raises(SiglumError, match="of an item is empty or holds whitespace; rename it"):
+            call(rows)
+    with (
+        retriever.writing(run_copy) as live,
+        pytest.raises(SiglumError, match="of an item is empty or holds whitespace; rename it"),
+    ):
+        live.add(rows)
+    assert len(retriever) == before == len(Retriever.load(run_copy))
+    (tmp_path / "items.jsonl").write_text(json.dumps({"id": name, "text": "a red star"}))
+    with pytest.raises(SiglumError, match="is empty or holds whitespace; rename it"):
+        read_items(tmp_path / "items.jsonl")
+    retriever.add([Item(id="2024/two%20dogs.jpg", text="as the id of a file is written")])
+    assert len(retriever) == before + 1

@@ -13,7 +13,7 @@ from siglum.data.jsonl import scan_lines
 from siglum.data.parquet import load_pyarrow
 from siglum.data.trec import read_qrels
 from siglum.files import atomic
-from siglum.given import encodable
+from siglum.given import check_id, encodable
 from siglum.types import Item, Picture, Query, SiglumError, one_of, shown
 
 ITEM_FIELDS = ("id", "text", "image")
@@ -109,8 +109,7 @@ class _Row:
         text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
         if not isinstance(text, str) or not encodable(text):
             raise self._wrong(name, value, "a string or a whole number")
-        if text.split() != [text]:
-            raise SiglumError(f"{self.where}: the id {shown(text)} in {name} is empty or holds whitespace; rename it.")
+        check_id(text, f"{self.where}: the id {shown(text)} in {name}")
         return text
 
     def ids(self, name: str) -> tuple[str, ...]:

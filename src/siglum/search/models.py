@@ -22,6 +22,7 @@ from siglum.fuse.contrastive import embed, kinds_of
 from siglum.generate.decoder import CodeDecoder
 from siglum.generate.query import QueryHead
 from siglum.generate.store import load_decoder, save_decoder
+from siglum.given import check_id
 from siglum.log import progress as told
 from siglum.run.folder import RunFolder
 from siglum.search.asked import AskedQueries, QueryLike, items_of
@@ -29,7 +30,7 @@ from siglum.search.state import NewItems, checked_items
 from siglum.terminal import shown_if
 from siglum.tokenize.store import save_tokenizer
 from siglum.tokenize.train import Tokenizer
-from siglum.types import Features, Item, Picture, Query, SiglumError
+from siglum.types import Features, Item, Picture, Query, SiglumError, shown
 
 Row = TypeVar("Row", Item, Query)
 
@@ -112,6 +113,9 @@ class Models:
     def _coded(self, items: Sequence[Item] | Features, about: Iterable[Item] = ()) -> NewItems:
         """Return new items with their codes; `about` are the items that features were made from."""
         rows = checked_items(about if isinstance(items, Features) else items)
+        if not isinstance(items, Features):
+            for row in rows:
+                check_id(row.id, f"the id {shown(row.id)} of an item")
         features = items if isinstance(items, Features) else self._encode(rows)
         vectors_MD = self.vectors(features)
         codes_ML = self.tokenizer.quantizer.encode(vectors_MD, kinds_of(features, self.device)).cpu().numpy()
