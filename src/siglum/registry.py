@@ -103,4 +103,4 @@ QUANTISERS: Registry[Callable[..., Any]] = Registry(
 SCORERS: Registry[Callable[..., Any]] = Registry(
     "scorer", {name: f"siglum.search.scorers:build_{name}" for name in ("fused", "decoder", "geometry", "oracle")}
 )
-"""Values of `search.scorer`: `build(config, codebooks, decoder, first)`; see `siglum.search.scorers:Scorer`."""
+"""Values of `search.scorer`: `build(config, codebooks, decoder, first_geometric)`, as in `siglum.search.scorers`."""

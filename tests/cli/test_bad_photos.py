@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, features
 
 from siglum import build
 from siglum.cli.main import main
@@ -81,3 +81,15 @@ def test_a_file_that_goes_while_it_is_read_is_skipped(
     monkeypatch.setattr(build, "read_folder", watched)
     found = json.loads(call("build", photos, "--out", tmp_path / "run", *TINY, "--json"))
     assert (found["skipped"], found["items"]) == (["going.jpg"], PHOTOS)
+
+
+def test_avif_is_no_stranger(photos: Path, tmp_path: Path, call: Call) -> None:
+    """It is read where Pillow can, and else named like others that cannot be."""
+    (photos / "broken.avif").write_bytes((photos / "p1.png").read_bytes()[:90])
+    (photos / "whole.AVIF").write_bytes(b"\0\0\0\x1cftypavif" + bytes(20))
+    if features.check("avif"):
+        Image.new("RGB", (32, 32), "red").save(photos / "whole.AVIF", format="avif")
+    found = json.loads(call("build", photos, "--out", tmp_path / "run", *TINY, "--json"))
+    readable = features.check("avif")
+    assert found["skipped"] == (["broken.avif"] if readable else ["broken.avif", "whole.AVIF"])
+    assert found["items"] == PHOTOS + readable

@@ -19,7 +19,7 @@ from siglum.files import fingerprint
 from siglum.given import read_text
 from siglum.types import Item, Query, SiglumError
 
-PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".heic", ".heif")
+PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".heic", ".heif", ".avif")
 TABLES = (".csv", ".tsv", ".txt", ".jsonl", ".parquet")
 USUAL_TABLES = (*(f"captions.{kind}" for kind in ("csv", "tsv", "jsonl", "parquet")), "metadata.jsonl", "metadata.csv")
 """Tables that are looked for in the folder itself; the last two are those of Hugging Face's imagefolder."""
