@@ -28,6 +28,11 @@ def open_writer(retriever: Retriever, root: Path, wait: float | None, background
     ):
         if retriever._state.gone or retriever._state.fresh:
             raise SiglumError("this retriever has changes that are in memory only; save it before writing.")
+        if retriever._home != root.resolve():
+            raise SiglumError(
+                f"this retriever does not hold the items of {root}, which writing there would have it search; load that"
+                " run, or save this retriever there first."
+            )
         retriever._follow(live, root)
         retriever._is_written = True
         writer = Writer(retriever, live, root)
