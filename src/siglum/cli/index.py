@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +13,7 @@ from siglum.device import check_device
 from siglum.types import SiglumError
 
 if TYPE_CHECKING:
+    from siglum.data.omitted import Omission
     from siglum.index import Index
     from siglum.run.folder import RunFolder
 
@@ -41,6 +42,8 @@ class Command(OneRun, WritingVerb):
     """Add the items of this JSONL or parquet file to the index."""
     remove: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """Remove the item with this id; may be repeated."""
+    strict: bool = False
+    """With --add: refuse unreadable pictures and texts without known words instead of skipping and naming them."""
     drop_added: bool = False
     """Build the index anew though items that were added to the old one, or replaced in it, are not in the new one."""
     compact: bool = False
@@ -55,10 +58,14 @@ class Command(OneRun, WritingVerb):
 
 def run(command: Command) -> dict[str, Any]:
     """Make or change stage 4."""
+    from siglum.data.omitted import in_words
     from siglum.run.folder import RunFolder
 
     folder = RunFolder(command.folder)
-    index = _do(command, folder, check_device(command.device))
+    omitted: list[Omission] = []
+    index = _do(command, folder, check_device(command.device), omitted)
+    for line in in_words(omitted):
+        say(line)
     collisions = index.collisions()
     say(f"{len(index):,} items indexed in {folder.index}; {collisions.items:,} share their codes with another")
     return {
@@ -66,11 +73,12 @@ def run(command: Command) -> dict[str, Any]:
         "items": len(index),
         "colliding_items": collisions.items,
         "largest_collision": collisions.largest,
+        "omitted": [asdict(entry) for entry in omitted],
     }
 
 
-def _do(command: Command, folder: RunFolder, device: str) -> Index:
-    """Do the one thing that is asked for and return the index."""
+def _do(command: Command, folder: RunFolder, device: str, omitted: list[Omission]) -> Index:
+    """Do the one thing that is asked for and return the index; what is left out of it is put down."""
     from siglum.data.stamps import forget_stamps
     from siglum.run.cut import cut_log
     from siglum.run.generations import open_index
@@ -88,6 +96,8 @@ def _do(command: Command, folder: RunFolder, device: str) -> Index:
     chosen = [name for name, given in asked.items() if given]
     if len(chosen) > 1:
         raise SiglumError(f"{' and '.join(chosen)} are different things; ask for one at a time.")
+    if command.strict and command.add is None:
+        raise SiglumError("--strict says how --add takes items; leave it out.")
     building = command.values("pools", "keep_vectors", "drop_added")
     if chosen and any(building.values()):
         given = next(name for name, value in building.items() if value).replace("_", "-")
@@ -95,7 +105,7 @@ def _do(command: Command, folder: RunFolder, device: str) -> Index:
     if not chosen:
         return make_index(folder, **building, device=device)
     if chosen == ["--add and --remove"]:
-        return _change(command, folder, device)
+        return _change(command, folder, device, omitted)
     folder.config()  # a run, or a sentence that says it is none
     if command.cut_log:
         forget_stamps(folder.root, ())
@@ -110,16 +120,27 @@ def _do(command: Command, folder: RunFolder, device: str) -> Index:
     return open_index(folder.index).index
 
 
-def _change(command: Command, folder: RunFolder, device: str) -> Index:
-    """Remove and add items through the log, all or nothing."""
+def _change(command: Command, folder: RunFolder, device: str, omitted: list[Omission]) -> Index:
+    """Remove and add items through the log, all or nothing; those that give no feature are left out and put down."""
     from siglum.data.corpus import read_items
+    from siglum.encode.run import encode_some
     from siglum.search.retriever import Retriever
 
     retriever = Retriever.load(folder.root, device=device)
     items = [] if command.add is None else list(read_items(command.add))
     if command.add is not None and not items:
         raise SiglumError(f"{command.add} holds no items.")
+    if items and retriever.encoder is None:
+        raise SiglumError(f"{folder.root} was made from plain vectors and has no encoder, so it cannot take items.")
     with retriever.writing(folder.root) as live:
-        live.replace(command.remove, items) if items else live.remove(command.remove)
+        if items and retriever.encoder is not None:
+            features, lost = encode_some(items, retriever.encoder, command.strict)
+            if not len(features):
+                raise SiglumError(f"none of the {len(items):,} items of {command.add} can be added: {lost[0].why}")
+            kept = set(features.ids)
+            live.replace(command.remove, features, about=[item for item in items if item.id in kept])
+            omitted += lost
+        else:
+            live.remove(command.remove)
         live.compact_if_due()
     return retriever.index
