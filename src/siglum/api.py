@@ -75,7 +75,7 @@ def fit(
         raise SiglumError(f"config is a RunConfig (siglum.recipe makes one), not {shown(config)}.")
     chosen = (config.seed if config else 0) if seed is None else whole_number("seed", seed, 0)
     root = None if folder is None else as_folder(folder)
-    if root is None and (resume or overwrite):
+    if (truth_value("resume", resume) | truth_value("overwrite", overwrite)) and root is None:
         raise SiglumError("resume and overwrite are about a folder; name one, or leave them out.")
     vectors = _assembled(items, queries, positives, item_ids, validation, chosen)
     if config is None and len(set(vectors.pair_item.tolist())) < LEAST_ITEMS:

@@ -15,7 +15,7 @@ from siglum.checks import checks_of, verify_now
 from siglum.config import as_dict
 from siglum.files import STAGE_FILE, fingerprint, read_record, read_stage, sealed, write_json
 from siglum.rootfiles import CHECKS_FILE
-from siglum.run.folder import RunFolder
+from siglum.run.folder import CONFIG_FILE, RunFolder
 from siglum.run.generations import index_record
 from siglum.types import SiglumError
 
@@ -25,7 +25,12 @@ _log = logging.getLogger("siglum")
 
 
 def measured_on(run: RunFolder) -> str:
-    """Return the fingerprint of all that results depend on: the stages, the index and the settings of search."""
+    """Return the fingerprint of all that results depend on: the stages, the index and the settings of search.
+
+    Of a folder that is no run, in which results of another may lie, nothing is known: "".
+    """
+    if not (run.root / CONFIG_FILE).exists():
+        return ""
     folders = (run.vectors, run.tokenizer, run.dense, run.decoder)
     stages = [read_stage(folder)["fingerprint"] if (folder / STAGE_FILE).exists() else "" for folder in folders]
     return fingerprint(stages, index_record(run.index).get("fingerprint", ""), as_dict(run.config().search))

@@ -18,6 +18,7 @@ from siglum.lab.cli import bench_mbeir
 from siglum.lab.mbeir.layout import NINE, metric_ks
 from siglum.lab.mbeir.paper_numbers import COLUMNS, FULL_TABLES, MARK, quoted_rows
 from siglum.recipes import recipe
+from siglum.run.results import write_result
 
 LOST = ("webqa_task1", 1)
 """A task, and how many of its test queries have no positive in the pool."""
@@ -114,6 +115,10 @@ def test_a_lost_stage_and_a_lost_task_are_made_again(copied: Bench, capsys: pyte
     whole = json.loads((copied.run / "6-report" / "mbeir-pro.json").read_text())
     less = {**whole, "tasks": {name: row for name, row in whole["tasks"].items() if name != "nights_task4"}}
     (copied.run / "6-report" / "mbeir-pro.json").write_text(json.dumps(less))
+    capsys.readouterr()
+    assert bench(copied.arguments("--resume")) == 1
+    assert "mbeir-pro.json is damaged, or of another run" in capsys.readouterr().err
+    write_result(copied.run / "6-report" / "mbeir-pro.json", less, "")
     shutil.rmtree(copied.run / "4-index")
     capsys.readouterr()
     assert bench(copied.arguments("--resume")) == 0
