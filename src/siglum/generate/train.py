@@ -171,14 +171,14 @@ class DecoderTraining(PairTraining):
     def _soft(self, target_PD: Tensor, codes_PT: Tensor) -> list[Tensor | None]:
         partial = self.quantizer.partial_sums(codes_PT)
         soft: list[Tensor | None] = [None] * self.quantizer.first_residual
-        for level in range(self.quantizer.first_residual, codes_PT.shape[1]):
+        for level in range(self.quantizer.first_residual, len(self.quantizer.own_sizes)):
             residual = target_PD - partial[:, level - 1] if level else target_PD
             temperature: float | Tensor = self.config.soft_targets
             if self.config.soft_relative:
                 # Deep levels of a small collection may code it without any error; T must stay above 0.
                 temperature = temperature * residual.square().sum(-1).mean().double().clamp(min=1e-12)
             soft.append(soft_code_targets(residual, self.quantizer.codebooks[level], temperature))
-        return soft
+        return soft + [None] * (codes_PT.shape[1] - len(soft))
 
     @torch.no_grad()
     def _validate(self) -> Metrics:

@@ -168,7 +168,8 @@ def diagnose(
     health = tokenizer_health(quantizer, item_ND, codes_NT)
     facts = {"split": split, "pools": len(found), "tau": tau, "omega": search.omega if scores.bias else None}
     facts |= {"own": scores.own, "decoder": decoder is not None, "query_head": head is not None}
-    return cast(RunDiagnosis, facts | document_of(found, health, quantizer.first_residual, scores))
+    places = quantizer.first_residual, scores, len(quantizer.own_sizes)
+    return cast(RunDiagnosis, facts | document_of(found, health, *places))
 
 
 def sample(tasks: list[Task], queries: int) -> list[Task]:
@@ -240,8 +241,10 @@ def target_places(task: Task) -> Tensor:
     return torch.tensor([place[row] for row in wanted])
 
 
-def document_of(found: list[Survey], health: Health, first_residual: int, scores: RungScores) -> dict[str, Any]:
-    """Return what all pools' surveys come to, as JSON values."""
+def document_of(
+    found: list[Survey], health: Health, first_residual: int, scores: RungScores, own: int | None = None
+) -> dict[str, Any]:
+    """Return what all pools' surveys come to, as JSON values; levels from `own` on only number equal codes."""
     beam = scores.tried.beam
     weights = [len(one.levels[0].K_Q) for one in found]
     chance_TQ = np.array([[min(1.0, beam / level.prefixes) for level in one.levels] for one in found]).T
@@ -275,7 +278,7 @@ def document_of(found: list[Survey], health: Health, first_residual: int, scores
         "ladder": ladder,
         "verdict": verdict.text,
         "cause": {"rung": verdict.rung, "level": verdict.level, "lost": verdict.lost},
-        "notes": _notes(health, first_residual),
+        "notes": _notes(health, first_residual, own),
     }
 
 
@@ -303,12 +306,12 @@ def _level(parts: list[LevelQuantities], weights: list[int]) -> dict[str, Any]:
     }
 
 
-def _notes(health: Health, first_residual: int) -> list[str]:
+def _notes(health: Health, first_residual: int, own: int | None) -> list[str]:
     """Say what is wrong with the codes themselves."""
     notes = []
     idle = [
         (token - first_residual + 1, level)
-        for token, level in enumerate(health.levels)
+        for token, level in enumerate(health.levels[:own])
         if token >= first_residual and level.usage < 0.5
     ]
     if idle:
