@@ -155,8 +155,6 @@ class HistoryConfig:
     """Most recent items it reads; 0 reads a vector."""
     users: int = 0
     """Tokens that users are spread over, one of which stands before a history; 0 has none."""
-    vector: HistoryVector = "mean"
-    """The history's vector: mean of its items, the last one, a learned map of encoder states, or a ridge regression."""
     fade: float = 0.7
     """Weight of an item in the mean, relative to the one that came after it."""
     contrast: float = 0.0
@@ -265,6 +263,8 @@ class SearchConfig:
     """Weight of -log P(codes) without a query: takes out what the decoder believes of an item whatever is asked."""
     normalisation: Normalisation = "level"
     """Log-softmax over the level, over all tokens (joint), or over legal children only."""
+    vector: HistoryVector = "mean"
+    """Vector of a history: mean of its items, the last one, a learned map of encoder states, or a ridge regression."""
     zscore: bool = False
     """Standardise the geometric score over the level's codebook, as the released code does."""
     lookahead: bool = False
@@ -346,6 +346,7 @@ NAMED = {"TokenizerConfig.kind": QUANTISERS, "SearchConfig.scorer": SCORERS}
 LATER = {
     TokenizerConfig: ("kind", "rank_teacher", "space_epochs", "refit", "disambiguation", "widths", "latent"),
     DecoderConfig: ("history",),
+    SearchConfig: ("vector",),
 }
 """Fields that a `config.json` may lack."""
 

@@ -135,12 +135,14 @@ def train(
     resume: bool = False,
     identity: str = "",
     log: Log | None = None,
+    patience: int = 0,
 ) -> list[Metrics]:
     """Run the epochs and return their metrics.
 
     After every epoch the state goes to `folder` (if given); with `resume` a state of the same `identity` is
-    continued. If metrics contain `select`, the state with the highest value is the one left in the modules.
-    Of several processes the first alone writes; all read.
+    continued. If metrics contain `select`, the state with the highest value is the one left in the modules, and
+    training stops after `patience` of them in a row that were no higher, unless that is 0. Of several processes the
+    first alone writes; all read.
     """
     writes = dist.rank() == 0
     log = log if log and writes else NoLog()
@@ -150,6 +152,8 @@ def train(
         history, best, best_file = _load(folder, identity, modules, optimiser)
     log.begin(stage, len(history))
     for epoch in progress(range(len(history), epochs), f"{stage}: epochs", total=epochs - len(history), unit="epoch"):
+        if _is_over(history, patience):
+            break
         torch.manual_seed(seed_of(seed, stage, epoch) % 2**63)
         metrics = run_epoch(epoch)
         if not all(math.isfinite(v) for v in metrics.values() if isinstance(v, float)):
@@ -173,6 +177,12 @@ def train(
         chosen = read_tensors(folder / best_file) if folder is not None else keep
         _restore(modules, {name: torch.as_tensor(value) for name, value in chosen.items()})
     return history
+
+
+def _is_over(history: list[Metrics], patience: int) -> bool:
+    """Return whether the last `patience` values of `select` were no higher than the best before them."""
+    values = [metrics["select"] for metrics in history if "select" in metrics]
+    return bool(patience and values and len(values) - 1 - values.index(max(values)) >= patience)
 
 
 def _restore(modules: dict[str, nn.Module], tensors: dict[str, Tensor]) -> None:

@@ -116,8 +116,8 @@ def save_vectors(
         (folder / name).unlink(missing_ok=True)
     if vectors.histories is not None:
         rows, *counts = (getattr(vectors.histories, name) for name in HISTORIES)
-        arrays = [np.asarray(rows, np.int32), *(np.asarray(count, np.int64) for count in counts)]
-        write_tensors(folder / HISTORIES_FILE, dict(zip(HISTORIES, arrays, strict=True)))
+        stored = [np.asarray(rows, np.int32), *(np.asarray(count, np.int64) for count in counts)]
+        write_tensors(folder / HISTORIES_FILE, dict(zip(HISTORIES, stored, strict=True)))
     if any(fields):
         kept = ids_to_arrays(fields)
         write_tensors(folder / FIELDS_FILE, {"field_bytes": kept["id_bytes"], "field_offsets": kept["id_offsets"]})

@@ -72,6 +72,9 @@ class CodeDecoder(nn.Module):
             self.user = nn.Parameter(torch.empty(config.history.users, config.d_model))
             self.aim = nn.Parameter(torch.empty(query_dim, 2 * config.d_model))
             self.aim_bias = nn.Parameter(torch.empty(query_dim))
+            self.register_buffer("ridge", torch.zeros(query_dim, 2 * config.d_model + 1))
+            self.ridge: Tensor
+            """The same map in closed form, its constant last; zeros until `fit_ridge`."""
         self.encoder = Stack(config, config.encoder_layers, cross=False)
         self.decoder = Stack(config, config.decoder_layers, cross=True)
         offset = torch.tensor([1, *sizes]).cumsum(0)[:-1]
@@ -157,9 +160,10 @@ class CodeDecoder(nn.Module):
         states: Tensor = self.encoder(torch.cat([first_QM[:, None], tokens_QSM], 1), mask_BT=mask_QS)
         return ReadHistory(states, mask_QS)
 
-    def aimed(self, read: ReadHistory) -> Tensor:
-        """Return where the learned map of encoder states aims, unit vectors (Q, D)."""
-        return F.normalize(F.linear(read.pooled(len(self.sizes)), self.aim, self.aim_bias).float(), dim=-1)
+    def aimed(self, read: ReadHistory, *, ridge: bool = False) -> Tensor:
+        """Return where the learned map of encoder states aims, or that of the ridge regression, unit vectors (Q, D)."""
+        weight, bias = (self.ridge[:, :-1], self.ridge[:, -1]) if ridge else (self.aim, self.aim_bias)
+        return F.normalize(F.linear(read.pooled(len(self.sizes)), weight, bias).float(), dim=-1)
 
     def soft_tokens(self, query_QD: Tensor) -> Tensor:
         """Return the soft tokens (Q, S, M) of the queries."""
@@ -186,17 +190,22 @@ class CodeDecoder(nn.Module):
         """Return the table rows of codes, the targets of `joint_logits`."""
         return codes_QL + self.token_offset_L
 
+    def check_states(self, states: Tensor) -> None:
+        """Refuse what no encoder of this decoder's shape made (Q, S, M)."""
+        lone = has_lone_key(self.config)
+        if states.shape[2] != self.config.d_model or (lone and states.shape[1] != 1):
+            raise SiglumError(
+                f"this decoder reads {'one state' if lone else 'states'} of"
+                f" {self.config.d_model} numbers a query, but was given {tuple(states.shape)}."
+            )
+
     @torch.no_grad()
     def start(self, states: Tensor, mask_QS: Tensor | None = None) -> DecoderState:
         """Begin decoding with one row per query: a vector (Q, D), or what an encoder made of it (Q, S, M)."""
         if self.training:
             raise SiglumError("decoding step by step needs evaluation mode; call eval() on the decoder first.")
-        lone = has_lone_key(self.config)
-        if states.ndim == 3 and (states.shape[2] != self.config.d_model or (lone and states.shape[1] != 1)):
-            raise SiglumError(
-                f"this decoder reads {'one state' if lone else 'states'} of"
-                f" {self.config.d_model} numbers a query, but was given {tuple(states.shape)}."
-            )
+        if states.ndim == 3:
+            self.check_states(states)
         query_R = torch.arange(len(states), device=states.device)
         kept = self.decoder.keep(self.encode(states) if states.ndim == 2 else states, mask_QS)
         return DecoderState(Rows.of(query_R, len(states)), kept, [None] * len(kept))
