@@ -237,7 +237,7 @@ class Histories:
     row_MH: np.ndarray
     """Item rows, -1 where a history has no more."""
     user_M: np.ndarray
-    """Number of the user."""
+    """A number that stands for the user."""
     seen_M: np.ndarray
     """How many items came before in all; a history holds the last of them."""
 

@@ -5,6 +5,8 @@ Shapes: P targets, H items of a history, N items, D numbers of a feature.
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -30,6 +32,7 @@ def history_vectors(
         raise SiglumError("the item vectors are not those of the items of these sequences, in their order.")
     at = np.concatenate([split.train, split.val, split.test])
     user = np.searchsorted(sequences.offset_U, at, side="right") - 1
+    number_U = np.array([user_number(name) for name in sequences.users], np.int64)
     seen = at - sequences.offset_U[user]
     row_PH = sequences.histories(at, length)
     names = [f"{sequences.users[who]}:{count}" for who, count in zip(user.tolist(), seen.tolist(), strict=True)]
@@ -41,8 +44,13 @@ def history_vectors(
         begin += len(targets)
         if len(targets):
             tasks.append(Task(TASK, name, rows, every, [sequences.row_E[one : one + 1] for one in targets]))
-    histories = Histories(row_PH, user.astype(np.int64), seen.astype(np.int64))
+    histories = Histories(row_PH, number_U[user], seen.astype(np.int64))
     return Vectors(features, queries, np.arange(train), sequences.row_E[split.train], tasks, histories)
+
+
+def user_number(name: str) -> int:
+    """Return a number that stands for a user wherever the name does."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) >> 2
 
 
 def fading(row_PH: np.ndarray, fade: float) -> np.ndarray:

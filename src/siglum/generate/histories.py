@@ -48,3 +48,18 @@ def shortened(row_QH: Tensor) -> Tensor:
     [[4, -1], [2, 7]]
     """
     return row_QH[:, : max(1, int((row_QH >= 0).sum(1).max()) if len(row_QH) else 0)]
+
+
+def user_tokens(user_M: Tensor, users: int) -> Tensor:
+    """Return which of so many tokens stands for each user; -1 for nobody, and where there are no tokens."""
+    if not users:
+        return torch.full_like(user_M, -1)
+    return torch.where(user_M >= 0, user_M % users, -1)
+
+
+def last_items(row_MH: Tensor, length: int) -> Tensor:
+    """Return the last items of histories, at most so many (M, length)."""
+    many_M = (row_MH >= 0).sum(1, keepdim=True)
+    step = torch.arange(length)
+    place = (many_M - length).clamp(min=0) + step
+    return torch.where(step < many_M, row_MH.gather(1, place.clamp(max=row_MH.shape[1] - 1)), -1)

@@ -15,7 +15,7 @@ from torch import Tensor
 from siglum.config import DecoderConfig
 from siglum.fuse.contrastive import contrastive_loss
 from siglum.generate.decoder import CodeDecoder
-from siglum.generate.histories import HistoryBatch, ReadHistory, shortened
+from siglum.generate.histories import HistoryBatch, ReadHistory, last_items, shortened, user_tokens
 from siglum.generate.query import QueryHead
 from siglum.generate.train import DecoderTraining, decoder_loss
 from siglum.loop import Keeping, Metrics
@@ -76,7 +76,7 @@ class HistoryTraining(DecoderTraining):
         if config.null_queries > 0:
             raise SiglumError("decoder.null_queries is about vectors; leave it at 0 where histories are read.")
         row_MH = torch.as_tensor(histories.row_MH).long()
-        self.row_MH = _last_items(row_MH, config.history.items).to(device)
+        self.row_MH = last_items(row_MH, config.history.items).to(device)
         self.user_M = user_tokens(torch.as_tensor(histories.user_M), config.history.users).to(device)
         super().__init__(vectors, tokenizer, config, seed, device, None, graphs)
         self._measure = validate
@@ -157,18 +157,3 @@ class HistoryTraining(DecoderTraining):
         penalty = RIDGE * square_FF.diagonal()[:-1].mean()
         square_FF.diagonal()[:-1] += penalty
         self.decoder.ridge.copy_(torch.linalg.solve(square_FF, cross_FD).T.float())
-
-
-def user_tokens(user_M: Tensor, users: int) -> Tensor:
-    """Return which of so many tokens stands for each user, spread evenly; -1 for nobody, and where there are none."""
-    if not users:
-        return torch.full_like(user_M, -1)
-    return torch.where(user_M >= 0, (user_M * 2654435761) % 4294967291 % users, -1)
-
-
-def _last_items(row_MH: Tensor, length: int) -> Tensor:
-    """Return the last items of histories, at most so many (M, length)."""
-    many_M = (row_MH >= 0).sum(1, keepdim=True)
-    step = torch.arange(length)
-    place = (many_M - length).clamp(min=0) + step
-    return torch.where(step < many_M, row_MH.gather(1, place.clamp(max=row_MH.shape[1] - 1)), -1)

@@ -22,6 +22,7 @@ from siglum.measure.evaluate import union_rows
 from siglum.measure.health import Health, tokenizer_health
 from siglum.measure.ladder import CAUSES, Rung, Tried, attribute, judge
 from siglum.measure.retention import LevelQuantities, QueryBatch, RealBeam, Survey, survey
+from siglum.search.histories import AskedHistories, HistoryReader, ManyQuestions
 from siglum.search.lookahead import build_lookahead
 from siglum.search.scorers import GeometryScorer, Scorer, build_scorer
 from siglum.tokenize.train import Tokenizer
@@ -150,7 +151,8 @@ def diagnose(
     quantizer.check_geometry("a diagnosis")
     search = replace(search, beam=search.beam if beam is None else whole_number("beam", beam))
     tau = quantizer.config.temperature if tau is None else real_number("tau", tau)
-    scores, rows = _scores(tokenizer, search, decoder), union_rows(tasks)
+    scores = _scores(tokenizer, search, decoder)
+    rows = union_rows(tasks) if vectors.histories is None else np.arange(len(vectors.items))
     items = vectors.items.rows(rows)
     item_ND = embed(tokenizer.fusion, items, device)
     codes_NT = quantizer.encode(item_ND, kinds_of(items, device))
@@ -158,10 +160,13 @@ def diagnose(
     for task in _by_pool(sample(tasks, queries)):
         features = vectors.queries.rows(task.query_rows)
         query_QD = embed(tokenizer.fusion, features, device)
-        decoder_QD = None if head is None else head.adapt(query_QD, features, device)
+        asked: ManyQuestions | None = None if head is None else head.adapt(query_QD, features, device)
+        if vectors.histories is not None and decoder is not None:
+            reader, own = HistoryReader(decoder, codes_NT, item_ND), vectors.histories.rows(task.query_rows)
+            asked = AskedHistories(reader, own, search.vector)
         pool = torch.as_tensor(np.searchsorted(rows, task.pool_rows)).to(device)
         codes = (tokenizer.codebooks(), quantizer.first_residual, codes_NT[pool], item_ND[pool])
-        batch = QueryBatch(*codes, query_QD, target_places(task), decoder_QD)
+        batch = QueryBatch(*codes, query_QD, target_places(task), asked)
         found.append(
             survey(batch, beam=search.beam, tau=tau, decoder=scores.decoder, bias=scores.bias, beams=scores.beams)
         )
