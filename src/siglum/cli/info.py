@@ -78,6 +78,7 @@ def _settings(folder: RunFolder) -> tuple[dict[str, Any], dict[str, list[Any]]]:
     """Return the run's settings, and where they depart from its recipe; a saved retriever has those of search alone."""
     from siglum.config import SearchConfig, as_dict, diff, from_dict
     from siglum.recipes import recipe
+    from siglum.recommenders import usual_of
     from siglum.rootfiles import read_root_json
     from siglum.run.folder import CONFIG_FILE
 
@@ -87,9 +88,8 @@ def _settings(folder: RunFolder) -> tuple[dict[str, Any], dict[str, list[Any]]]:
         return {"search": as_dict(from_dict(SearchConfig, stored["search"]))}, {}
     if config.scale == "auto":
         return as_dict(config), {}
-    return as_dict(config), {
-        k: list(v) for k, v in diff(recipe(config.recipe, config.scale, config.seed), config).items()
-    }
+    usual = usual_of(config) or recipe(config.recipe, config.scale, config.seed)
+    return as_dict(config), {k: list(v) for k, v in diff(usual, config).items()}
 
 
 def _told(stage: StageState) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from siglum.data.sequence_files import read_sequences
 from siglum.data.sequences import Sequences
+from siglum.recommend.evaluation import evaluate
 from siglum.recommend.fitting import fit
-from siglum.recommend.recipes import recommender
 from siglum.recommend.recommender import Recommender
+from siglum.recommenders import recommender
 
-__all__ = ["Recommender", "Sequences", "fit", "read_sequences", "recommender"]
+__all__ = ["Recommender", "Sequences", "evaluate", "fit", "read_sequences", "recommender"]

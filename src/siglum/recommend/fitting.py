@@ -20,9 +20,9 @@ from siglum.files import STAGE_FILE, read_stage
 from siglum.fuse.contrastive import embed
 from siglum.generate.store import load_decoder
 from siglum.given import as_folder
-from siglum.recommend.recipes import fit_to_items, fit_to_parts, recommender
 from siglum.recommend.recommender import Recommender
 from siglum.recommend.validation import choose_fusion, validation
+from siglum.recommenders import fit_to_items, fit_to_parts, recommender
 from siglum.rootfiles import read_kept_json, write_root_json
 from siglum.run.claim import Owner, arrays_identity, claim_run
 from siglum.run.folder import RunFolder
@@ -86,6 +86,8 @@ class Prepared:
     vectors: Vectors
     config: RunConfig
     fields: Sequence[str]
+    encoder: str = "none"
+    """What makes the vectors of items to come."""
 
 
 def prepare(
@@ -95,6 +97,7 @@ def prepare(
     *,
     split: str = "leave_one_out",
     as_given: bool = False,
+    encoder: str = "none",
 ) -> Prepared:
     """Return sequences as vectors, and the settings fitted to them unless they are to be as given."""
     events, history = split_events(sequences, split), config.decoder.history
@@ -102,7 +105,9 @@ def prepare(
         raise SiglumError("a recommender reads histories; set decoder.history.items above 0.")
     vectors = history_vectors(sequences, events, item_features, length=history.items, fade=history.fade)
     sized = config if as_given else fit_to_items(config, item_features, len(events.train))
-    return Prepared(vectors, fit_to_parts(sized, item_features), fields_by_id(list(sequences.items), item_features.ids))
+    return Prepared(
+        vectors, fit_to_parts(sized, item_features), fields_by_id(list(sequences.items), item_features.ids), encoder
+    )
 
 
 def fit_run(
@@ -123,7 +128,7 @@ def fit_run(
         make_decoder(run, device=device, resume=goes_on, validate=measure)
 
     makers: dict[str, Callable[[], object]] = {
-        "vectors": lambda: take_vectors(run, vectors, prepared.fields),
+        "vectors": lambda: take_vectors(run, vectors, prepared.fields, prepared.encoder),
         "decoder": decode,
         "index": lambda: make_index(run, keep_vectors=True, drop_added=overwrite, device=device),
     }

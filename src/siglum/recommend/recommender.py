@@ -5,7 +5,7 @@ Shapes: Q histories, H items of one, N items, T tokens an item, D numbers a vect
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from siglum.config import HistoryVector
 from siglum.data.histories import user_number
 from siglum.given import listed
 from siglum.index import Index
@@ -22,9 +23,9 @@ from siglum.search.histories import HistoryReader
 from siglum.search.hits import as_hits, similarities
 from siglum.search.query import EncodedQuery
 from siglum.search.retriever import Retriever
-from siglum.search.state import NewItems, State
-from siglum.tokenize.disambiguate import Disambiguation, count_equal, fit_in
-from siglum.types import Features, Hit, Item, SiglumError, shown, whole_number
+from siglum.search.state import State
+from siglum.tokenize.disambiguate import Disambiguation, count_equal
+from siglum.types import Hit, SiglumError, shown, whole_number
 
 ASKED = 256
 """Histories searched with at once."""
@@ -90,6 +91,15 @@ class Recommender(Retriever):
             found += [as_hits(state.index, *pair) for pair in zip(rankings, similarity, strict=True)]
         return found
 
+    def ask(self, history: Sequence[str], *, user: str = "", vector: HistoryVector | None = None) -> EncodedQuery:
+        """Return a history as searches are asked it, for `rank` and `siglum.explain`.
+
+        Example: `siglum.explain(recommender, recommender.ask(["item-3"]), "item-17").rank`.
+        """
+        state, number = self._state, user_number(user) if user else -1
+        rows = self._rows(state, _histories([history]))
+        return self._reader_of(state).ask(rows, torch.tensor([number]), vector or self.config.vector)
+
     def _ranked(
         self, state: State, asked: EncodedQuery, request: SearchRequest, seen: Sequence[np.ndarray] | None
     ) -> list[Ranking]:
@@ -127,14 +137,6 @@ class Recommender(Retriever):
             assert self.decoder is not None
             kept = self._reader = state.index, HistoryReader(self.decoder, codes_NT, item_ND)
         return kept[1]
-
-    def _coded(self, items: Sequence[Item] | Features, about: Iterable[Item] = ()) -> NewItems:
-        """Return new items with their codes, the last of which is free where those known have the others."""
-        new, size = super()._coded(items, about), self.tokenizer.quantizer.config.disambiguation
-        if not size or not len(new.codes_ML):
-            return new
-        index = self.index
-        return replace(new, codes_ML=fit_in(new.codes_ML, index.codes(np.arange(len(index))), size))
 
     def disambiguation(self) -> Disambiguation | None:
         """Return what the last code has to tell apart; None where no code does."""

@@ -154,10 +154,10 @@ def make_vectors(
     )
 
 
-def take_vectors(run: RunFolder, vectors: Vectors, fields: Sequence[str] = ()) -> str:
+def take_vectors(run: RunFolder, vectors: Vectors, fields: Sequence[str] = (), encoder: str = "none") -> str:
     """Stage 1 from one's own features; those of one size are taken to live in one space."""
     joint = plain_sum(vectors.items.image.shape[1], vectors.items.text.shape[1]) is not None
-    return save_vectors(run.vectors, vectors, {"collection": "arrays"}, fields, encoder="none", joint=joint)
+    return save_vectors(run.vectors, vectors, {"collection": "arrays"}, fields, encoder=encoder, joint=joint)
 
 
 def make_dense(run: RunFolder, *, device: str = "cpu", resume: bool = False, log: Log | None = None) -> Fusion:

@@ -55,15 +55,19 @@ def fit_in(new_MT: np.ndarray, known_NT: np.ndarray, size: int) -> np.ndarray:
     [[3, 1], [3, 3], [5, 0]]
     """
     found_MT, taken = new_MT.copy(), dict[tuple[int, ...], set[int]]()
-    own = {tuple(row[:-1]) for row in new_MT.tolist()}
-    for *codes, last in known_NT.tolist():
-        if tuple(codes) in own:
-            taken.setdefault(tuple(codes), set()).add(last)
+    for *codes, last in known_NT[np.isin(_as_one(known_NT), _as_one(new_MT))].tolist():
+        taken.setdefault(tuple(codes), set()).add(last)
     for place, row in enumerate(new_MT.tolist()):
         used = taken.setdefault(tuple(row[:-1]), set())
         found_MT[place, -1] = next((code for code in range(size) if code not in used), place % size)
         used.add(int(found_MT[place, -1]))
     return found_MT
+
+
+def _as_one(codes_NT: np.ndarray) -> np.ndarray:
+    """Return all codes but the last as one value an item, to be compared (N,)."""
+    own = np.ascontiguousarray(codes_NT[:, :-1], np.int64)
+    return own.view(f"V{own.shape[1] * own.itemsize}").ravel()
 
 
 def count_equal(codes_NT: np.ndarray, sizes: Sequence[int]) -> Disambiguation:

@@ -21,6 +21,8 @@ from siglum.config import (
     SearchConfig,
     TokenizerConfig,
 )
+from siglum.recipes import RECIPES, recipe
+from siglum.scales import SCALES as ALL_SCALES
 from siglum.types import Features, SiglumError, one_of, whole_number
 
 PAPER, SMALL, TINY = SCALES = ("paper", "small", "tiny")
@@ -223,3 +225,12 @@ RECOMMENDERS: dict[str, Callable[[RunConfig], RunConfig]] = {
     "pro_without_vs": lambda base: with_fusion(with_distillation(tiger_strong(base))),
     "pro_without_sf": lambda base: with_schedule(with_distillation(tiger_strong(base))),
 }
+
+
+def usual_of(config: RunConfig) -> RunConfig | None:
+    """Return the settings that a run's recipe has at its scale; None where neither is known."""
+    if not config.decoder.history.items:
+        known = config.recipe in RECIPES and config.scale in ALL_SCALES
+        return recipe(config.recipe, config.scale, config.seed) if known else None
+    known = config.recipe in RECOMMENDERS and config.scale in SCALES
+    return recommender(config.recipe, config.scale, config.seed) if known else None
