@@ -140,14 +140,14 @@ def test_amazon_reviews_of_2023(tmp_path: Path) -> None:
     reviews = [
         {"rating": 5.0, "user_id": f"U{user}", "asin": "x", "parent_asin": f"P{place}", "timestamp": 10**12 + place}
         for user in range(3)
-        for place in range(3)
+        for place in range(4)
     ]
     (tmp_path / "All_Beauty.jsonl").write_text("".join(json.dumps(one) + "\n" for one in reviews))
     about = {"parent_asin": "P1", "title": "Brush", "store": "Shop", "categories": ["Beauty"], "main_category": "All"}
     (tmp_path / "meta_All_Beauty.jsonl").write_text(json.dumps(about) + "\n")
     found = read_sequences(tmp_path / "All_Beauty.jsonl", core=3)
     names = [item.id for item in found.items]
-    assert [names[row] for row in found.of_user(2)] == ["P0", "P1", "P2"]
+    assert [names[row] for row in found.of_user(2)] == ["P0", "P1", "P2", "P3"]
     assert found.texts[names.index("P1")] == "Brush; Brand: Shop; Categories: Beauty"
     assert len(split_events(found, "leave_one_out").test) == 3
 

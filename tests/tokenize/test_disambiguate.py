@@ -28,7 +28,7 @@ def test_more_equal_items_than_numbers_are_counted() -> None:
 
 def test_new_items_take_free_numbers() -> None:
     known = np.array([[3, 0], [3, 1], [4, 0]])
-    assert fit_in(np.array([[3, 0], [3, 0], [9, 0]]), known, 3)[:, 1].tolist() == [2, 0, 0]
+    assert fit_in(np.array([[3, 0], [3, 0], [9, 0]]), known, 3)[:, 1].tolist() == [2, 1, 0]
 
 
 @pytest.mark.parametrize("kind", ["residual", "product", "rqvae"])
@@ -75,4 +75,4 @@ def test_an_rq_vae_codes_what_it_was_fitted_to() -> None:
         level = [(vectors - quantiser.partial_sums(codes)[:, place]).square().sum(1).mean() for place in range(2)]
         assert level[1] < level[0]
         assert not any(parameter.requires_grad for parameter in quantiser.parameters())
-    assert found[1][1] > 0.9 and found[1][0] < 0.2
+    assert found[1][1] > 0.9 and found[1][0] < 0.4
