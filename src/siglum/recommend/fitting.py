@@ -13,7 +13,7 @@ from siglum.api import Arrays, features
 from siglum.config import RunConfig
 from siglum.data.fields import fields_by_id
 from siglum.data.histories import history_vectors
-from siglum.data.sequences import Sequences, assemble_sequences, split_events
+from siglum.data.sequences import Sequences, SplitEvents, assemble_sequences, split_events
 from siglum.data.vectors import load_vectors
 from siglum.device import check_device
 from siglum.files import STAGE_FILE, read_stage
@@ -95,12 +95,14 @@ def prepare(
     item_features: Features,
     config: RunConfig,
     *,
-    split: str = "leave_one_out",
+    split: str | SplitEvents = "leave_one_out",
     as_given: bool = False,
     encoder: str = "none",
 ) -> Prepared:
     """Return sequences as vectors, and the settings fitted to them unless they are to be as given."""
-    events, history = split_events(sequences, split), config.decoder.history
+    events, history = split, config.decoder.history
+    if isinstance(events, str):
+        events = split_events(sequences, events)
     if not history.items:
         raise SiglumError("a recommender reads histories; set decoder.history.items above 0.")
     vectors = history_vectors(sequences, events, item_features, length=history.items, fade=history.fade)
