@@ -24,7 +24,7 @@ def draw_world(users: int = 200, length: int = 10, seed: int = 0) -> tuple[list[
             own.append((own[-2][0], (own[-1][1] + own[-2][1]) % SIDE))
         sequences.append([row * SIDE + column for row, column in own])
     place = np.arange(SIDE * SIDE)
-    vectors = np.concatenate([2 * np.eye(SIDE)[place // SIDE], np.eye(SIDE)[place % SIDE]], 1)
+    vectors = np.concatenate([8 * np.eye(SIDE)[place // SIDE], np.eye(SIDE)[place % SIDE]], 1)
     return sequences, (vectors + 0.01 * rng.normal(size=vectors.shape)).astype(np.float32)
 
 

@@ -33,7 +33,7 @@ from siglum.tokenize.store import load_tokenizer
 from siglum.types import Features, Item, SiglumError, Vectors, shown
 
 History = Sequence[str] | Sequence[int]
-CHOSEN = "fusion.json"
+CHOSEN = "chosen.json"
 """What was tried of weights and vectors on validation, in the run folder."""
 
 

@@ -57,6 +57,7 @@ def document(folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_one_command_measures_all_systems(finished: Path) -> None:
     found = document(finished)
     assert set(found["systems"]) | {f"held_out.{name}" for name in found["held_out"]} == set(NAMES)
@@ -73,6 +74,7 @@ def test_one_command_measures_all_systems(finished: Path) -> None:
     assert found["disambiguation"]["tiger"]["0"]["left"] >= 0
 
 
+@pytest.mark.long
 def test_the_table_says_what_the_document_does(finished: Path) -> None:
     text, found = (finished / "found.md").read_text(), document(finished)
     for words in ("| SASRec ", "TIGER, 6 + 6 layers", "| Δ ", "left out", "held out", "PRO is "):
@@ -80,6 +82,7 @@ def test_the_table_says_what_the_document_does(finished: Path) -> None:
     assert f"{found['systems']['tiger']['recall@10']['mean']:.4f}" in text
 
 
+@pytest.mark.long
 def test_what_is_there_is_not_measured_again(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = document(finished)
 
@@ -92,6 +95,7 @@ def test_what_is_there_is_not_measured_again(finished: Path, monkeypatch: pytest
     assert document(finished) == before
 
 
+@pytest.mark.long
 def test_a_unit_goes_on_inside_itself(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its run is there, so that a part that is gone comes back without training."""
     before = document(finished)["systems"]["tiger"]
@@ -102,6 +106,15 @@ def test_a_unit_goes_on_inside_itself(finished: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(HistoryTraining, "epoch", None)
     assert bench(finished, "--seeds", "2", "--units", "tiger,pro") == 0
     assert document(finished)["systems"]["tiger"] == before
+
+
+def test_some_units_of_one_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_world(tmp_path / "world", users=40)
+    shrink(monkeypatch)
+    assert bench(tmp_path, "--units", "plain,tiger") == 0
+    found = document(tmp_path)
+    assert set(found["systems"]) == {"popularity", "last_item", "tiger"} and found["comparisons"] == {}
+    assert found["systems"]["tiger"]["recall@5"]["std"] == 0.0 and "TIGER" in (tmp_path / "found.md").read_text()
 
 
 def test_bad_options_are_refused(tmp_path: Path, fail) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-Quoted = tuple[float, float, float, float]
-PUBLISHED: dict[str, dict[str, Quoted]] = {
+PublishedRow = tuple[float, float, float, float]
+PUBLISHED: dict[str, dict[str, PublishedRow]] = {
     "beauty": {
         "TIGER, as published": (0.0454, 0.0648, 0.0321, 0.0384),
         "TIGER in the PRO paper": (0.039038, 0.055270, 0.026157, 0.031408),
