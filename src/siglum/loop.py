@@ -160,12 +160,7 @@ def train(
             raise SiglumError(f"{stage} diverged in epoch {epoch + 1}: {metrics}; lower the learning rate.")
         history.append(metrics)
         if metrics.get("select", -math.inf) > best:
-            best = metrics["select"]
-            keep = {
-                f"{name}.{key}": value.clone()
-                for name, module in modules.items()
-                for key, value in module.state_dict().items()
-            }
+            best, keep = metrics["select"], _state_of(modules)
             best_file = f"best-{epoch + 1:05d}.safetensors"
             if folder is not None and writes:
                 write_tensors(folder / best_file, keep)
@@ -177,6 +172,11 @@ def train(
         chosen = read_tensors(folder / best_file) if folder is not None else keep
         _restore(modules, {name: torch.as_tensor(value) for name, value in chosen.items()})
     return history
+
+
+def _state_of(modules: dict[str, nn.Module]) -> dict[str, Tensor]:
+    """Return a copy of all weights by module and name."""
+    return {f"{name}.{key}": value.clone() for name, own in modules.items() for key, value in own.state_dict().items()}
 
 
 def _is_over(history: list[Metrics], patience: int) -> bool:

@@ -122,9 +122,8 @@ def explain(
 ) -> Explanation:
     """Follow a target through the search for one query: its rank, its score and what beats it, level by level.
 
-    The query is as in `Retriever.search`, with an image or an instruction beside it, a fused vector (1, D) or one
-    encoded query. `within` restricts the search, `options` are fields of `SearchConfig`, `best` is how many prefixes a
-    level tells.
+    The query is as in `Retriever.search`, a fused vector (1, D) or one encoded query. `within` restricts the search,
+    `options` are fields of `SearchConfig`, `best` is how many prefixes a level tells.
     Example: `siglum.explain("runs/mine", "two dogs in the snow", "dogs/7.jpg").rank`.
     """
     retriever = run if isinstance(run, Retriever) else Retriever.load(run)
