@@ -16,6 +16,8 @@ from siglum.types import Features, Histories, SiglumError, Task, Vectors
 
 TASK = "next"
 """The one task of a recommender."""
+SMALL = 1000.0
+"""Features below this are pooled into half precision, as they are far apart from its largest number."""
 ROWS = 8192
 """Histories pooled at once."""
 
@@ -70,7 +72,8 @@ def pooled_features(names: list[str], items: Features, row_PH: np.ndarray, fade:
     found = {}
     for part in ("image", "text"):
         rows, has = torch.from_numpy(getattr(items, part).astype(np.float32)), getattr(items, f"has_{part}")
-        pooled = np.zeros((len(names), rows.shape[1]), np.float16)
+        small = not rows.numel() or float(rows.abs().max()) < SMALL
+        pooled = np.zeros((len(names), rows.shape[1]), np.float16 if small else np.float32)
         for start in range(0, len(names) if rows.shape[1] else 0, ROWS):
             some = row_PH[start : start + ROWS]
             weight = fading(some, fade) * has[some]

@@ -73,12 +73,12 @@ def check_features(features: Features, what: str) -> None:
 
 
 def with_widths(features: Features, image_dim: int, text_dim: int, what: str) -> Features:
-    """Return features (N, Di), (N, Dt) of these widths; a part that no row has may come without columns."""
+    """Return features (N, Di), (N, Dt) of these widths; a part that no row has may come in any."""
     check_parts(features, what)
     parts = {}
     for name, there, dim in (("image", features.has_image, image_dim), ("text", features.has_text, text_dim)):
         rows = getattr(features, name)
-        if rows.shape[1] == 0 and not there.any():
+        if rows.shape[1] != dim and not there.any():
             rows = np.zeros((len(features), dim), np.float32)
         if rows.shape[1] != dim:
             raise SiglumError(

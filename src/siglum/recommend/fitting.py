@@ -100,6 +100,7 @@ def prepare(
     encoder: str = "none",
 ) -> Prepared:
     """Return sequences as vectors, and the settings fitted to them unless they are to be as given."""
+    item_features = with_parts(item_features)
     events, history = split, config.decoder.history
     if isinstance(events, str):
         events = split_events(sequences, events)
@@ -110,6 +111,13 @@ def prepare(
     return Prepared(
         vectors, fit_to_parts(sized, item_features), fields_by_id(list(sequences.items), item_features.ids), encoder
     )
+
+
+def with_parts(found: Features) -> Features:
+    """Return features without the columns of a part that no item has."""
+    image_dim = found.image.shape[1] if found.has_image.any() else 0
+    text_dim = found.text.shape[1] if found.has_text.any() else 0
+    return replace(found, image=found.image[:, :image_dim], text=found.text[:, :text_dim])
 
 
 def fit_run(

@@ -27,7 +27,7 @@ from siglum.types import SiglumError, Task, Vectors
 
 ASKED = 1024
 """Histories given to an engine at once."""
-OMEGAS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+OMEGAS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 """Weights of geometry that are tried beside none."""
 
 
