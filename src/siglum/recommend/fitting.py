@@ -21,7 +21,7 @@ from siglum.fuse.contrastive import embed
 from siglum.generate.store import load_decoder
 from siglum.given import as_folder
 from siglum.recommend.recommender import Recommender
-from siglum.recommend.validation import choose_fusion, validation
+from siglum.recommend.validation import choose_fusion, validation, validation_of
 from siglum.recommenders import fit_to_items, fit_to_parts, recommender
 from siglum.rootfiles import read_kept_json, write_root_json
 from siglum.run.claim import Owner, arrays_identity, claim_run
@@ -132,8 +132,7 @@ def fit_run(
         run.write_config(config)
 
     def decode() -> None:
-        tokenizer, _record = load_tokenizer(run.tokenizer, device)
-        measure = validation(vectors, tokenizer, config, device)
+        measure = validation_of(run, device)
         goes_on = resume and not (run.decoder / STAGE_FILE).exists()
         make_decoder(run, device=device, resume=goes_on, validate=measure)
 

@@ -13,15 +13,18 @@ import torch
 from torch import Tensor
 
 from siglum.config import HistoryVector, RunConfig, SearchConfig
+from siglum.data.vectors import load_vectors
 from siglum.fuse.contrastive import embed, kinds_of
 from siglum.generate.decoder import CodeDecoder
 from siglum.generate.history_train import Validate
 from siglum.index import Index
 from siglum.loop import Metrics
 from siglum.recommend.measures import LONGEST, means, ranks_of
+from siglum.run.folder import RunFolder
 from siglum.search.beam import Ranking
 from siglum.search.engine import Engine
 from siglum.search.histories import AskedHistories, HistoryReader
+from siglum.tokenize.store import load_tokenizer
 from siglum.tokenize.train import Tokenizer
 from siglum.types import SiglumError, Task, Vectors
 
@@ -91,6 +94,16 @@ def validation(vectors: Vectors, tokenizer: Tokenizer, config: RunConfig, device
         return {"select": found["ndcg@10"], **{f"val_{name}": value for name, value in found.items()}}
 
     return measure
+
+
+def validation_of(run: RunFolder, device: str = "cpu") -> Validate | None:
+    """Return what measures the decoder of a run while it trains; None where it reads vectors."""
+    config = run.config()
+    if not config.decoder.history.items:
+        return None
+    vectors, made_from = load_vectors(run.vectors)
+    tokenizer, _ = load_tokenizer(run.tokenizer, device, vectors=made_from)
+    return validation(vectors, tokenizer, config, device)
 
 
 def choose_fusion(

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from siglum.search.query import EncodedQuery
-from siglum.search.static.weights import Constant, Cross, KeysValues, LayerWeights, Weights, norm
+from siglum.search.static.weights import MASK_MULTIPLE, Constant, Cross, KeysValues, LayerWeights, Weights, norm
 from siglum.types import one_of
 
 KERNELS = ("none", "attention", "steps", "all")
@@ -27,8 +27,6 @@ KERNELS = ("none", "attention", "steps", "all")
 products of few rows together with the norms before them."""
 FEW_ROWS = 64
 """The most rows that count as few: one tile holds them."""
-MASK_MULTIPLE = 16
-"""Rows of a mask start at multiples of this many numbers, as fused attention asks for."""
 
 
 class Passes:

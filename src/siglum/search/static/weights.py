@@ -19,6 +19,9 @@ from siglum.generate.t5 import EPS
 from siglum.search.folded import FoldedBlock, FoldedDecoder
 from siglum.search.query import EncodedQuery
 
+MASK_MULTIPLE = 16
+"""Rows of a mask start at multiples of this many numbers, as fused attention asks for."""
+
 
 @dataclass(frozen=True, slots=True)
 class FeedWeights:
@@ -105,8 +108,13 @@ class Weights:
         if not self.lone:
             states = query_QD if query_QD.ndim == 3 else self._source.encode(query_QD)
             kept = self._source.decoder.keep(states, query.mask_QS)
-            cast = [[None if one is None else one.to(self.dtype) for one in layer] for layer in kept]
-            return [KeysValues(k, v, bias) for k, v, bias in cast if k is not None and v is not None]
+            found = []
+            for k, v, bias in kept:
+                if bias is not None:  # its rows begin where fused attention asks for them
+                    length = bias.shape[-1]
+                    bias = F.pad(bias.to(self.dtype), (0, -length % MASK_MULTIPLE))[..., :length]
+                found.append(KeysValues(k.to(self.dtype), v.to(self.dtype), bias))
+            return found
         x_QM = F.linear(query_QD, self._soft, self._soft_bias).to(self.dtype)
         for mix, feed in self._encoder:
             if product is None:
