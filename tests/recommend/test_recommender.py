@@ -178,6 +178,45 @@ def test_every_recipe_goes_through(recipe: str) -> None:
     assert isinstance(fitted, Retriever)
 
 
+@pytest.mark.parametrize("recipe", ["tiger", "pro", "bridge"])
+def test_what_is_asked_in_validation_and_test_teaches_nothing(recipe: str) -> None:
+    """Other last items, which are those asked for, leave codes, decoder, learned vector and bridge as they are."""
+    sequences, vectors = draw_world(40, 7)
+    others = [[*own[:-2], (own[-2] + 9) % 64, (own[-1] + 17) % 64] for own in sequences]
+    config = quick_config(recipe)
+    config = replace(config, search=replace(config.search, scorer="decoder"))
+    one, two = (fit(chosen, vectors, config=config) for chosen in (sequences, others))
+    assert one.decoder is not None and two.decoder is not None
+    for left, right in (
+        (one.decoder, two.decoder),
+        (one.tokenizer.quantizer, two.tokenizer.quantizer),
+        (one.tokenizer.fusion, two.tokenizer.fusion),
+    ):
+        for name, value in left.state_dict().items():
+            assert (value == right.state_dict()[name]).all(), name
+    assert one.decoder.ridge.any()
+
+
+def test_items_with_text_and_picture_share_a_space() -> None:
+    sequences, vectors = draw_world(40, 6)
+    pictures = np.random.default_rng(0).normal(size=(64, 5)).astype(np.float32)
+    pictures[::2] = np.nan
+    fitted = fit(sequences, {"text": vectors, "image": pictures}, config=quick_config())
+    assert fitted.tokenizer.fusion.config.kind == "towers" and len(fitted.next(["5", "6"], k=3)) == 3
+    alone = fit(sequences, {"image": np.nan_to_num(pictures) + 1}, config=quick_config())
+    assert alone.tokenizer.fusion.config.kind == "none"
+
+
+def test_users_may_have_tokens() -> None:
+    sequences, vectors = draw_world(40, 6)
+    config = quick_config()
+    history = replace(config.decoder.history, users=7)
+    config = replace(config, decoder=replace(config.decoder, history=history))
+    fitted = fit({f"u{n}": own for n, own in enumerate(sequences)}, vectors, config=config)
+    scores = {user: fitted.next(["3", "4"], k=1, user=user)[0].score for user in ("", "u1", "u2", "somebody new")}
+    assert len(set(scores.values())) > 2
+
+
 def test_recipes_say_what_they_are() -> None:
     plain, strong, pro = (recommender(name) for name in ("tiger", "tiger_strong", "pro"))
     assert (plain.decoder.encoder_layers, strong.decoder.encoder_layers) == (4, 6)

@@ -39,7 +39,7 @@ class Command(DeviceVerb):
     """leave_one_out or time."""
     units: str = "all"
     """Trainings to run, by commas: plain, sasrec, tiger, tiger_strong, liger, pro, pro_without_pd, pro_without_vs,
-    held_out."""
+    held_out, held_out_pro."""
     jobs: int = 1
     """Trainings at a time, each in a process of its own."""
     limit: float = 0.0
@@ -111,12 +111,12 @@ def _work(setting: SequenceSetting, unit: str, data: str) -> Work:
     from siglum.files import fingerprint
     from siglum.lab.experiments.machine import kind_of_device
     from siglum.lab.sequences.sasrec import trials
-    from siglum.lab.sequences.systems import measure_unit
+    from siglum.lab.sequences.systems import KEPT_FROM, measure_unit
     from siglum.lab.sources import sources_fingerprint
     from siglum.lab.units import Work
     from siglum.recommenders import RECOMMENDERS, recommender
 
-    named = [unit] if unit in RECOMMENDERS else ["tiger_strong", "pro"] if unit == "held_out" else []
+    named = [unit] if unit in RECOMMENDERS else [KEPT_FROM[unit]] if unit in KEPT_FROM else []
     settings = [config_fingerprint(recommender(name, setting.scale, setting.seed)) for name in named]
     settings += [config_fingerprint(one) for one in trials(setting.scale)] if unit == "sasrec" else []
     code = sources_fingerprint("siglum.lab.sequences.systems")
