@@ -13,6 +13,7 @@ import siglum
 from sequence_files import SIDE, draw_world, quick_config, tiny_config, write_world
 from siglum.data.sequence_files import read_sequences
 from siglum.data.vectors import load_vectors
+from siglum.measure.systems import open_systems
 from siglum.recommend import Recommender, fit, recommender
 from siglum.recommend.evaluation import evaluate
 from siglum.recommend.fitting import fit_run, prepare
@@ -95,6 +96,22 @@ def test_new_items_get_ids_of_their_own_without_training(run: Path, tmp_path: Pa
     fitted.save(copy)
     again = Recommender.load(copy)
     assert again.next(["new 2"], k=4) == fitted.next(["new 2"], k=4)
+
+
+def test_what_is_evaluated_is_what_is_served(run: Path) -> None:
+    fitted, vectors = Recommender.load(run), load_vectors(RunFolder(run).vectors)[0]
+    own, task = open_systems(RunFolder(run)).own, vectors.of_split("test")[0]
+    assert own is not None and vectors.histories is not None
+    found = own.rank(task.query_rows, task.pool_rows, 7)
+    ids, rows = vectors.items.ids, vectors.histories.row_MH[task.query_rows]
+    served = fitted.next_many([[ids[item] for item in history if item >= 0] for history in rows], k=7)
+    for ranking, hits in zip(found, served, strict=True):
+        np.testing.assert_allclose(ranking.score, [hit.score for hit in hits], atol=1e-4)
+    same = [
+        [ids[row] for row in ranking.position] == [hit.item_id for hit in hits]
+        for ranking, hits in zip(found, served, strict=True)
+    ]
+    assert np.mean(same) > 0.9  # ties aside
 
 
 def test_what_users_have_seen_is_told_by_the_run(run: Path) -> None:
