@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from siglum.config import HistoryConfig, RunConfig
+from siglum.config import RunConfig
 from siglum.recommenders import recommender
 
 SIDE = 8
@@ -47,7 +47,7 @@ def tiny_config(recipe: str = "tiger", epochs: int = 20, **decoder: object) -> R
 
 def quick_config(recipe: str = "tiger") -> RunConfig:
     """Return settings that go through every stage and learn nothing."""
-    return tiny_config(recipe, 1, d_model=16, d_ff=16, d_kv=8, heads=2, history=HistoryConfig(items=4, asked=20))
+    return tiny_config(recipe, 1, d_model=16, d_ff=16, d_kv=8, heads=2)
 
 
 def write_world(

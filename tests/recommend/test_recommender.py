@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -125,6 +126,20 @@ def test_what_users_have_seen_is_told_by_the_run(run: Path) -> None:
     for user in range(len(sequences)):
         np.add.at(counts, sequences.of_user(user)[:-2], 1)
     assert training_counts(vectors).tolist() == counts.tolist()
+
+
+def test_weight_and_vector_are_those_that_validate_best(run: Path) -> None:
+    chosen = json.loads((run / "chosen.json").read_text())
+    best = max(chosen["tried"], key=lambda one: one["ndcg@10"])
+    config = RunFolder(run).config().search
+    assert (config.vector, config.omega) == (best["vector"], best["omega"])
+    assert {one["vector"] for one in chosen["tried"]} == {"mean", "last", "ridge", "learned"}
+    before = (run / "chosen.json").stat().st_mtime_ns
+    sequences = read_sequences(run.parent / "data")
+    own = replace(RunFolder(run).config())
+    assert sequences.features is not None
+    fit_run(RunFolder(run), prepare(sequences, sequences.features, own, as_given=True), resume=True)
+    assert (run / "chosen.json").stat().st_mtime_ns == before
 
 
 def test_evaluation_has_all_systems_under_both_policies(run: Path) -> None:

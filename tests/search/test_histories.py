@@ -87,6 +87,15 @@ def test_the_static_engine_answers_histories_as_the_reference_does(changed, seed
         static.search(wide, k=3)
 
 
+def test_rows_that_only_fill_a_batch_are_numbers() -> None:
+    asked = Asked()
+    static = GraphSearch(asked.decoder, asked.books, asked.index, SearchConfig(beam=5), 0, "cpu")
+    filled = static.asked.unpack(torch.zeros(2, static.width))
+    assert filled.mask_QS is not None and filled.mask_QS.sum(1).tolist() == [1, 1]
+    found = static.engine.find(torch.zeros(2, static.width), static.plan(2), 3)
+    assert bool(found.score_QK.isfinite().all())
+
+
 def test_a_history_is_read_alone_as_in_a_batch_of_longer_ones() -> None:
     asked = Asked()
     together = asked.query()

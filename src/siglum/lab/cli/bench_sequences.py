@@ -107,6 +107,8 @@ def _identity(sequences: Any) -> str:
 
 
 def _work(setting: SequenceSetting, unit: str, data: str) -> Work:
+    from dataclasses import replace
+
     from siglum.config import config_fingerprint
     from siglum.files import fingerprint
     from siglum.lab.experiments.machine import kind_of_device
@@ -126,5 +128,5 @@ def _work(setting: SequenceSetting, unit: str, data: str) -> Work:
         setting.out / "parts" / f"{unit}-{setting.seed}.json",
         f"{made_of}-{kind_of_device(setting.device)}",
         measure_unit,
-        (setting, unit),
+        (replace(setting, made_of=made_of), unit),
     )

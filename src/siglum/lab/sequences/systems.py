@@ -74,6 +74,8 @@ class SequenceSetting:
     seed: int
     device: str
     split: str = "leave_one_out"
+    made_of: str = ""
+    """What data, settings and sources are, so that other ones go on with no training of these."""
 
     def read(self) -> tuple[Sequences, SplitEvents]:
         """Read the sequences, their items in the order of this seed."""
@@ -84,7 +86,7 @@ class SequenceSetting:
 
     def folder(self, unit: str) -> Path:
         """Return where a unit's trainings go on."""
-        return self.out / "runs" / f"{unit}-{self.seed}"
+        return self.out / "runs" / f"{unit}-{self.seed}-{self.made_of}"
 
     def config(self, unit: str, sequences: Sequences, targets: int) -> RunConfig:
         """Return the settings of a recipe, fitted to the data."""

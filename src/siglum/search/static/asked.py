@@ -57,7 +57,11 @@ class AskedLayout:
         if not self.states:
             return EncodedQuery.of(packed_QF)
         states, there, vector = packed_QF.split([self.states * self.width, self.states, self.dim], 1)
-        return EncodedQuery(states.unflatten(1, (self.states, self.width)), vector, there > 0)
+        mask = there > 0
+        # Rows that only fill a batch have no state at all, and what is made of none is no number.
+        first_S = torch.arange(self.states, device=mask.device) == 0
+        mask = mask | (first_S & ~mask.any(1, keepdim=True))
+        return EncodedQuery(states.unflatten(1, (self.states, self.width)), vector, mask)
 
 
 def fits(query: EncodedQuery, decoder: CodeDecoder) -> bool:
