@@ -192,6 +192,9 @@ def with_distillation(config: RunConfig) -> RunConfig:
         mse_weight=1.0,
         rank_weight=1.0,
         rank_student_gradient=True,
+        # Few items have most of the events: codes of the others must not die for want of them.
+        decay=0.99,
+        revive_below=0.004,
         epochs=epochs,
         batch_size=1024,
         lr=1e-3,
