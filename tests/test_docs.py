@@ -16,7 +16,7 @@ from typing import get_args, get_type_hints
 import numpy as np
 import pytest
 
-from siglum.cli.main import BENCHES, VERBS, module_of
+from siglum.cli.main import GROUPS, VERBS, module_of
 from siglum.config import RunConfig, SearchConfig, diff
 from siglum.data.source import SOURCES
 from siglum.data.tasks import TASK_LABELS
@@ -229,7 +229,7 @@ def test_commands_have_the_verbs_and_options_shown(page: Path, subtests: pytest.
         with subtests.test(line):
             verb, what = line.split()[1:3]
             assert verb in VERBS
-            module = module_of(f"{verb} {what}" if verb == "bench" else verb)
+            module = module_of(f"{verb} {what}" if verb in GROUPS else verb)
             options = {f.name for f in fields(import_module(module).Command)} | {"help"}
             asked = {option.replace("-", "_") for option in re.findall(r"(?<=\s)--([a-z-]+)", line)}
             assert asked <= options
@@ -272,7 +272,11 @@ def test_calls_shown_have_the_arguments_they_need(page: Path) -> None:
 
 
 def test_the_readme_says_which_verbs_resume() -> None:
-    commands = [verb for verb in VERBS if verb != "bench"] + [f"bench {name}" for name in BENCHES]
+    commands = [
+        name
+        for verb in VERBS
+        for name in ([f"{verb} {what}" for what in GROUPS[verb][1]] if verb in GROUPS else [verb])
+    ]
     options = {name: {f.name for f in fields(import_module(module_of(name)).Command)} for name in commands}
     text = (ROOT / "README.md").read_text()
     said = re.search(r"After a kill, (.*?) go on where they stopped \(`--resume`", text, re.S)

@@ -23,6 +23,7 @@ SAID = {
     "from_pyserini.py": ["RR@10 ", "for questions never seen"],
     "from_sentence_transformers.py": ["-> a red dog in the garden", "questions never seen, answer among the first 5: "],
     "own_vectors.py": ["1,050 items", "1,025 items", "the same hits", "geometry"],
+    "recommend.py": ["64 items, ", "among the first 5 of 64 for 9", "after ", " 1. ", "without training: ["],
     "search_pictures.py": ["By words:", "By picture:", "By picture and words:", "of 80 queries", " * 1."],
     "in_your_own_training_loop.py": [
         "rank weight 0: 1.00 ",

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from siglum import recommend as recommend
     from siglum.api import diagnose, features, fit
     from siglum.build import build_folder
     from siglum.config import RunConfig, TokenizerConfig
@@ -64,8 +65,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used, so that `import siglum` is instant."""
-    if name not in _HOME:
-        raise AttributeError(f"module 'siglum' has no attribute {name!r}")
     from importlib import import_module
 
+    if name == "recommend":  # a package of its own, for recommenders
+        return import_module("siglum.recommend")
+    if name not in _HOME:
+        raise AttributeError(f"module 'siglum' has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)

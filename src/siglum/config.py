@@ -5,23 +5,23 @@
 
 from __future__ import annotations
 
-import math
 import types
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from siglum.files import fingerprint
+from siglum.ranges import as_real, check_ranges
 from siglum.registry import QUANTISERS, SCORERS
 from siglum.types import SiglumError, one_of, shown
 
 FusionKind = Literal["combiner", "towers", "gated", "sum", "none"]
 ModalityCode = Literal["metadata", "learned", "none"]
 CodebookUpdate = Literal["ema", "grad", "hybrid"]
-RankForm = Literal["prefixes", "items"]
 Normalisation = Literal["level", "joint", "children"]
 Augmentation = Literal["scalar", "per_dim_sqrt", "off"]
+HistoryVector = Literal["mean", "last", "learned", "ridge"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +90,12 @@ class TokenizerConfig:
     """Vectors per codeword used for the initialisation, if the collection has that many."""
     assign_beam: int = 1
     """Code sequences kept while an item is coded; 1 is the greedy rule, more find a nearer reconstruction."""
+    disambiguation: int = 0
+    """Codes of a last token that numbers the items whose other codes are equal, as TIGER does; 0 has no such token."""
+    widths: tuple[int, ...] = (512, 256, 128)
+    """Widths of the layers between vectors and what they are coded in, for kind `rqvae`."""
+    latent: int = 32
+    """Numbers of what vectors are coded in, for kind `rqvae`."""
     statistics: Literal["both", "targets"] = "both"
     """Which vectors feed the EMA: queries and targets, or targets alone."""
     rq_weight: float = 100.0
@@ -98,7 +104,7 @@ class TokenizerConfig:
     """Weight gamma of L_mse."""
     rank_weight: float = 100.0
     """Weight lambda of L_rank, prefix ranking distillation; 0 turns it off."""
-    rank_form: RankForm = "prefixes"
+    rank_form: Literal["prefixes", "items"] = "prefixes"
     """Distributions over distinct prefixes with maximum aggregation (paper) or over items (released code)."""
     rank_teacher: Literal["fused", "positive", "shuffled"] = "fused"
     """What L_rank teaches: fused similarities (paper), or as a control the positive alone or shuffled similarities."""
@@ -139,6 +145,28 @@ class TokenizerConfig:
     def levels(self) -> int:
         """Number L of residual levels, the modality token not counted."""
         return len(self.vocab)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryConfig:
+    """How a decoder reads a history of items in the place of a vector, and what geometry takes for its vector."""
+
+    items: int = 0
+    """Most recent items it reads; 0 reads a vector."""
+    users: int = 0
+    """Tokens that users are spread over, one of which stands before a history; 0 has none."""
+    fade: float = 0.7
+    """Weight of an item in the mean, relative to the one that came after it."""
+    contrast: float = 0.0
+    """Weight of the contrastive loss that teaches the learned map to aim at the next item, beside the codes' own."""
+    temperature: float = 0.07
+    """Temperature of that loss."""
+    patience: int = 0
+    """Validations in a row without a better NDCG@10 after which training stops; 0 never stops early."""
+    every: int = 1
+    """Epochs from one validation to the next."""
+    asked: int = 2000
+    """Most users that a validation asks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +219,8 @@ class DecoderConfig:
     """Largest gradient norm; 0 turns clipping off."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Arithmetic of training: bf16 autocast on a GPU and fp32 elsewhere (auto), or one of them everywhere."""
+    history: HistoryConfig = HistoryConfig()
+    """Reading of histories, for recommendation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,6 +263,8 @@ class SearchConfig:
     """Weight of -log P(codes) without a query: takes out what the decoder believes of an item whatever is asked."""
     normalisation: Normalisation = "level"
     """Log-softmax over the level, over all tokens (joint), or over legal children only."""
+    vector: HistoryVector = "mean"
+    """Vector of a history: mean of its items, the last one, a learned map of encoder states, or a ridge regression."""
     zscore: bool = False
     """Standardise the geometric score over the level's codebook, as the released code does."""
     lookahead: bool = False
@@ -305,38 +337,19 @@ def from_dict(kind: type[Any], values: dict[str, Any]) -> Any:
     if unknown:
         raise SiglumError(f"{kind.__name__} has no field {shown(unknown[0])}; it has {', '.join(sorted(known))}.")
     built = kind(**{name: _read(f"{kind.__name__}.{name}", hints[name], value) for name, value in values.items()})
-    _check_ranges(built)
+    check_ranges(built)
     return built
 
 
 NAMED = {"TokenizerConfig.kind": QUANTISERS, "SearchConfig.scorer": SCORERS}
 """Settings that name a registered part."""
-LATER = {FusionConfig: ("members",), TokenizerConfig: ("kind", "rank_teacher", "space_epochs", "refit")}
-"""Fields that a `config.json` may lack."""
-LEAST = {
-    **dict.fromkeys(("epochs", "lr", "weight_decay", "omega", "clip", "dropout", "warmup", "encoder_layers"), 0.0),
-    **dict.fromkeys(("prior", "null_queries", "input_dropout", "smoothing", "members", "space_epochs", "seed"), 0.0),
-    **dict.fromkeys(("rank_weight", "rq_weight", "mse_weight", "revive_below", "decay", "kmeans_iters"), 0.0),
-    **dict.fromkeys(("batch_size", "beam", "top_k", "dim", "projection", "hidden", "soft_tokens", "variants"), 1.0),
-    **dict.fromkeys(("d_model", "d_ff", "d_kv", "heads", "decoder_layers", "kmeans_per_code", "assign_beam"), 1.0),
-    **dict.fromkeys(("soft_targets",), 0.0),
-    "temperature": 1e-6,
+LATER = {
+    FusionConfig: ("members",),
+    TokenizerConfig: ("kind", "rank_teacher", "space_epochs", "refit", "disambiguation", "widths", "latent"),
+    DecoderConfig: ("history",),
+    SearchConfig: ("vector",),
 }
-"""The least value of every setting that has one."""
-
-
-def _check_ranges(config: Any) -> None:
-    """Refuse numbers no stage could work with."""
-    kind = type(config).__name__
-    for f in fields(config):
-        value, least = getattr(config, f.name), LEAST.get(f.name)
-        if least is not None and not value >= least:
-            raise SiglumError(f"{kind}.{f.name} is {shown(value)}, but must be at least {least:g}.")
-    for name in ("dropout", "input_dropout", "smoothing", "decay", "warmup", "null_queries"):
-        if getattr(config, name, 0.0) > 1:
-            raise SiglumError(f"{kind}.{name} is {getattr(config, name)}, but must be at most 1.")
-    if min(getattr(config, "vocab", (2,)), default=0) < 2:
-        raise SiglumError(f"{kind}.vocab is {shown(list(config.vocab))}, but needs levels of at least 2 codewords.")
+"""Fields that a `config.json` may lack."""
 
 
 def _read(name: str, hint: Any, value: Any) -> Any:
@@ -356,7 +369,7 @@ def _read(name: str, hint: Any, value: Any) -> Any:
     if origin in (Union, types.UnionType):
         return value
     if hint is float:
-        return _real(name, value)
+        return as_real(name, value)
     if hint is int and isinstance(value, Integral) and not isinstance(value, bool):
         value = int(value)  # a number of numpy's as well, which JSON could not write
         if value.bit_length() > 63:
@@ -364,19 +377,6 @@ def _read(name: str, hint: Any, value: Any) -> Any:
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
         raise SiglumError(f"{name} is {shown(value)}, but must be of type {hint.__name__}.")
     return value
-
-
-def _real(name: str, value: Any) -> float:
-    """Return a number as a float, refusing what is none and what has no place among the floats."""
-    if not isinstance(value, Real) or isinstance(value, bool):
-        raise SiglumError(f"{name} is {shown(value)}, but must be of type float.")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
-        raise SiglumError(f"{name} is {shown(value)}, but must be a finite number.")
-    return number
 
 
 def diff(left: Any, right: Any, prefix: str = "") -> dict[str, tuple[Any, Any]]:

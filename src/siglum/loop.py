@@ -135,12 +135,14 @@ def train(
     resume: bool = False,
     identity: str = "",
     log: Log | None = None,
+    patience: int = 0,
 ) -> list[Metrics]:
     """Run the epochs and return their metrics.
 
     After every epoch the state goes to `folder` (if given); with `resume` a state of the same `identity` is
-    continued. If metrics contain `select`, the state with the highest value is the one left in the modules.
-    Of several processes the first alone writes; all read.
+    continued. If metrics contain `select`, the state with the highest value is the one left in the modules, and
+    training stops after `patience` of them in a row that were no higher, unless that is 0. Of several processes the
+    first alone writes; all read.
     """
     writes = dist.rank() == 0
     log = log if log and writes else NoLog()
@@ -150,18 +152,15 @@ def train(
         history, best, best_file = _load(folder, identity, modules, optimiser)
     log.begin(stage, len(history))
     for epoch in progress(range(len(history), epochs), f"{stage}: epochs", total=epochs - len(history), unit="epoch"):
+        if _is_over(history, patience):
+            break
         torch.manual_seed(seed_of(seed, stage, epoch) % 2**63)
         metrics = run_epoch(epoch)
         if not all(math.isfinite(v) for v in metrics.values() if isinstance(v, float)):
             raise SiglumError(f"{stage} diverged in epoch {epoch + 1}: {metrics}; lower the learning rate.")
         history.append(metrics)
         if metrics.get("select", -math.inf) > best:
-            best = metrics["select"]
-            keep = {
-                f"{name}.{key}": value.clone()
-                for name, module in modules.items()
-                for key, value in module.state_dict().items()
-            }
+            best, keep = metrics["select"], _state_of(modules)
             best_file = f"best-{epoch + 1:05d}.safetensors"
             if folder is not None and writes:
                 write_tensors(folder / best_file, keep)
@@ -173,6 +172,17 @@ def train(
         chosen = read_tensors(folder / best_file) if folder is not None else keep
         _restore(modules, {name: torch.as_tensor(value) for name, value in chosen.items()})
     return history
+
+
+def _state_of(modules: dict[str, nn.Module]) -> dict[str, Tensor]:
+    """Return a copy of all weights by module and name."""
+    return {f"{name}.{key}": value.clone() for name, own in modules.items() for key, value in own.state_dict().items()}
+
+
+def _is_over(history: list[Metrics], patience: int) -> bool:
+    """Return whether the last `patience` values of `select` were no higher than the best before them."""
+    values = [metrics["select"] for metrics in history if "select" in metrics]
+    return bool(patience and values and len(values) - 1 - values.index(max(values)) >= patience)
 
 
 def _restore(modules: dict[str, nn.Module], tensors: dict[str, Tensor]) -> None:

@@ -97,7 +97,11 @@ ENCODERS: Registry[Callable[..., Any]] = Registry(
 """What makes an encoder: `build(model, *, device, precision, batch_size)`; see `siglum.encode.base:Encoder`."""
 QUANTISERS: Registry[Callable[..., Any]] = Registry(
     "quantiser",
-    {"residual": "siglum.tokenize.rq:ResidualQuantizer", "product": "siglum.tokenize.pq:ProductQuantizer"},
+    {
+        "residual": "siglum.tokenize.rq:ResidualQuantizer",
+        "product": "siglum.tokenize.pq:ProductQuantizer",
+        "rqvae": "siglum.tokenize.rqvae:RqVae",
+    },
 )
 """Values of `tokenizer.kind`: subclasses of `siglum.tokenize.base:Quantiser`."""
 SCORERS: Registry[Callable[..., Any]] = Registry(

@@ -241,6 +241,22 @@ class Task:
         return Task(self.name, self.split, self.query_rows[pick], self.pool_rows, positives, clusters)
 
 
+@dataclass(frozen=True, slots=True)
+class Histories:
+    """What queries are where they are histories: rows of items, oldest first, and whose they are."""
+
+    row_MH: np.ndarray
+    """Item rows, -1 where a history has no more."""
+    user_M: np.ndarray
+    """A number that stands for the user."""
+    seen_M: np.ndarray
+    """How many items came before in all; a history holds the last of them."""
+
+    def rows(self, index: np.ndarray) -> Histories:
+        """Return the chosen ones, in the order given."""
+        return Histories(self.row_MH[index], self.user_M[index], self.seen_M[index])
+
+
 @dataclass(slots=True)
 class Vectors:
     """Everything training and evaluation need of a collection, as arrays: the content of `1-vectors`."""
@@ -252,6 +268,8 @@ class Vectors:
     pair_item: np.ndarray
     """... and item row, one entry a pair."""
     tasks: list[Task]
+    histories: Histories | None = None
+    """What the queries are where they are histories of items; their features are then a mean over those items'."""
 
     def of_split(self, split: str) -> list[Task]:
         """Return the tasks of one split."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from siglum.cli.main import BENCHES, VERBS, main, module_of
+from siglum.cli.main import GROUPS, VERBS, main, module_of
 from siglum.console import commands as common
 from siglum.files import read_json
 from siglum.lab.world.collection import World
@@ -32,7 +32,13 @@ def in_process(code: str, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, env=environment)
 
 
-@pytest.mark.parametrize("verb", [*(verb for verb in VERBS if verb != "bench"), *(f"bench {name}" for name in BENCHES)])
+COMMANDS = [
+    *(verb for verb in VERBS if verb not in GROUPS),
+    *(f"{group} {name}" for group, (_, names) in GROUPS.items() for name in names),
+]
+
+
+@pytest.mark.parametrize("verb", COMMANDS)
 def test_every_verb_helps_with_an_example(call: Call, verb: str) -> None:
     text = call(*verb.split(), "--help")
     assert "Example" in text
@@ -47,12 +53,13 @@ def test_help_names_every_verb(call: Call, args: list[str]) -> None:
     assert "example:" in text
 
 
-def test_bench_names_every_bench(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
-    text = call("bench", "--help")
-    assert all(f"  {name} " in text for name in BENCHES) and "example:" in text.lower()
-    for args in (["bench"], ["bench", "nothing-known"]):
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_group_names_all_it_has(call: Call, capsys: pytest.CaptureFixture[str], group: str) -> None:
+    text, (_, names) = call(group, "--help"), GROUPS[group]
+    assert all(f"  {name} " in text for name in names) and "example:" in text.lower()
+    for args in ([group], [group, "nothing-known"]):
         assert main(args) == 2
-        assert ", ".join(BENCHES) in capsys.readouterr().err
+        assert ", ".join(names) in capsys.readouterr().err
 
 
 def test_version(call: Call) -> None:
@@ -66,7 +73,7 @@ def test_version(call: Call) -> None:
 
 
 def test_help_needs_no_torch() -> None:
-    code = "import sys; from siglum.cli.main import BENCHES, VERBS, main; codes = [main(['--help'])]; "
+    code = "import sys; from siglum.cli.main import VERBS, main; codes = [main(['--help'])]; "
     code += "light = set(sys.modules); codes += [main([verb, '--help']) for verb in VERBS]; "
     code += "assert not {'torch', 'numpy', 'tyro'} & light, light; assert not {'torch', 'PIL'} & set(sys.modules); "
     code += "sys.exit(max(codes))"

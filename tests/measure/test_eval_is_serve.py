@@ -35,6 +35,7 @@ CHOICES: dict[str, list[Any]] = {
     "engine": ["auto", "auto", "auto", "fast", "reference"],
     "precision": ["fp32", "fp32", "fp32", "fp32", "bf16", "int8"],
     "mode": ["exact", "exact", "exact", "renormalised", "scan", "scan-rescore"],
+    "vector": ["mean"],  # of histories, which these queries are not
 }
 CONFIGURATIONS = 200
 Found = list[list[tuple[str, float]]] | str

@@ -202,7 +202,7 @@ def test_a_decoder_may_be_asked_with_other_vectors(make_system) -> None:
     item = torch.randn(24, 6, generator=torch.Generator().manual_seed(2))
     asked = QueryBatch(system.codebooks, 1, torch.as_tensor(system.codes), item, system.query, torch.arange(3))
     plain = retention(asked, beam=2, tau=TAU, decoder=system.decoder)
-    other = retention(replace(asked, asked_QD=-system.query), beam=2, tau=TAU, decoder=system.decoder)
+    other = retention(replace(asked, asked=-system.query), beam=2, tau=TAU, decoder=system.decoder)
     assert not np.allclose(plain[-1].eps_Q, other[-1].eps_Q)
     np.testing.assert_array_equal(plain[-1].K_Q, other[-1].K_Q)
 

@@ -70,15 +70,24 @@ def test_the_decoder_and_geometry_may_read_different_vectors(system, engine) -> 
         np.testing.assert_allclose(one.score, [score[p] + 2 * gain[p] for p in one.position.tolist()], atol=1e-4)
 
 
-def test_vectors_go_to_the_fast_engine_and_states_to_the_reference(system, engine) -> None:
-    vectors, states = EncodedQuery.of(system.query), EncodedQuery(system.query.clone(), system.query)
-    assert isinstance(engine.fast(SearchConfig(), vectors), FastSearch)
-    assert engine.fast(SearchConfig(), states) is None
-    for changed in ({"engine": "fast"}, {"precision": "bf16"}, {"mode": "scan-rescore"}):
-        with pytest.raises(SiglumError, match="does not go with queries that are no vectors"):
-            engine.rank(states, SearchConfig(**changed), k=3)
+def test_vectors_and_states_go_to_the_fast_engine_but_one_state_to_the_reference(system, engine) -> None:
+    vectors, both = EncodedQuery.of(system.query), EncodedQuery(system.query.clone(), system.query)
+    with torch.no_grad():
+        states = EncodedQuery(system.decoder.encode(system.query), system.query)
+    for asked in (vectors, both, states):
+        assert isinstance(engine.fast(SearchConfig(), asked), FastSearch)
+        for changed in ({"engine": "fast"}, {"precision": "bf16"}, {"mode": "scan-rescore"}, {"mode": "scan"}):
+            wanted = engine.rank(vectors, SearchConfig(**changed), k=3)
+            found = engine.rank(asked, SearchConfig(**changed), k=3)
+            for one, other in zip(found, wanted, strict=True):
+                np.testing.assert_allclose(one.score, other.score, atol=1e-3)
+    lone = CodeDecoder(replace(system.decoder.config, soft_tokens=1), system.decoder.sizes, 6).eval()
+    one_state, alone = EncodedQuery(states.states[:, :1], system.query), replace(engine, decoder=lone)
+    assert alone.fast(SearchConfig(), one_state) is None
+    with pytest.raises(SiglumError, match="as its decoder reads one soft token"):
+        alone.rank(one_state, SearchConfig(engine="fast"), k=3)
     scan = SearchConfig(mode="scan")
-    assert_same(engine.rank(states, scan, k=5), engine.rank(system.query, scan, k=5))
+    assert_same(alone.rank(one_state, scan, k=5), engine.rank(system.query, scan, k=5))
 
 
 def test_what_a_query_lacks_is_told(system, engine) -> None:

@@ -55,7 +55,7 @@ class CodedItems:
     @property
     def codebooks(self) -> list[Tensor]:
         """The codewords (V, D) of every level; none where no quantiser is known, or prefixes have no vectors."""
-        return [] if self.quantiser is None else [book.detach() for book in self.quantiser.codebooks]
+        return [] if self.quantiser is None else self.quantiser.books()
 
     def trie(self) -> Index:
         """Return the trie of the items, as `siglum.fused_beam_search` takes it."""

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     import numpy as np
     from rich.table import Table
     from rich.tree import Tree
-    from torch import Tensor
 
     from siglum.measure.explain import Explanation, Prefix
+    from siglum.search.query import EncodedQuery, Questions
     from siglum.search.retriever import Retriever
     from siglum.types import Task, Vectors
 
@@ -79,8 +79,8 @@ class _Request:
     """A query ready to be searched with, and the item it is about."""
 
     query: Query
-    asked: Query | Tensor
-    """The same, or its vector (1, D) where the run keeps that alone."""
+    asked: Query | Questions
+    """The same, or its vector (1, D) where the run keeps that alone, or a history."""
     target: str
     pool: np.ndarray | None = None
     """Which items of the index are searched; None means all."""
@@ -132,8 +132,25 @@ def _stored(command: Command, source: dict[str, Any], retriever: Retriever) -> _
     if command.own_pool:
         names = {vectors.items.ids[int(row)] for row in task.pool_rows}
         pool = np.array([name in names for name in retriever.index.ids])
-    features = vectors.queries.rows(task.query_rows[place : place + 1])
-    return _Request(_recall(command.query_id, task, source), retriever.vectors(features, "queries"), target, pool)
+    row = task.query_rows[place : place + 1]
+    asked: Questions
+    if vectors.histories is None:
+        asked = retriever.vectors(vectors.queries.rows(row), "queries")
+    else:
+        asked = _history(command, vectors, row)
+    return _Request(_recall(command.query_id, task, source), asked, target, pool)
+
+
+def _history(command: Command, vectors: Vectors, row: np.ndarray) -> EncodedQuery:
+    """Return a history of the run as its recommender is asked it."""
+    from siglum.recommend.recommender import Recommender
+
+    assert vectors.histories is not None
+    own = vectors.histories.row_MH[row][0]
+    vector = command.options().get("vector")
+    names, user = [vectors.items.ids[int(one)] for one in own[own >= 0]], command.query_id.rpartition(":")[0]
+    recommender = Recommender.load(command.folder, device=check_device(command.device))
+    return recommender.ask(names, user=user, vector=vector)
 
 
 def _find(vectors: Vectors, query_id: str) -> tuple[Task, int]:

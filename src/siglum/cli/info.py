@@ -78,15 +78,15 @@ def _settings(folder: RunFolder) -> tuple[dict[str, Any], dict[str, list[Any]]]:
     """Return the run's settings, and where they depart from its recipe; a saved retriever has those of search alone."""
     from siglum.config import as_dict, diff
     from siglum.recipes import recipe
+    from siglum.recommenders import usual_of
 
     config = folder.config()
     if folder.has_search_alone:
         return {"search": as_dict(config.search)}, {}
     if config.scale == "auto":
         return as_dict(config), {}
-    return as_dict(config), {
-        k: list(v) for k, v in diff(recipe(config.recipe, config.scale, config.seed), config).items()
-    }
+    usual = usual_of(config) or recipe(config.recipe, config.scale, config.seed)
+    return as_dict(config), {k: list(v) for k, v in diff(usual, config).items()}
 
 
 def _told(stage: StageState) -> dict[str, Any]:

@@ -24,21 +24,37 @@ VERBS = {
     "import": "a model of GENIUS -> a run",
     "export": "a run's codes as parquet or as a faiss index",
     "experiment": "the tables and figures of the paper, on the drawn world, captions or products",
+    "recommend": "what comes next in a user's sequence: recommend fit, eval, next",
     "bench": "measure systems side by side: bench captions, bench catalogue, ...",
 }
 LAB = ("demo", "experiment", "bench")
 """Verbs of the lab."""
-BENCHES = ("captions", "catalogue", "mbeir", "speed")
+BENCHES = ("captions", "catalogue", "mbeir", "sequences", "speed")
+RECOMMENDS = ("fit", "eval", "next")
+GROUPS = {"bench": ("benches", BENCHES), "recommend": ("verbs", RECOMMENDS)}
+"""Verbs that are several, and what these are called."""
 BENCH_HELP = """siglum bench NAME ...      (siglum bench NAME --help tells more)
 
   captions   text to image and image to text over frozen features of captioned images
   catalogue  all eight kinds of query on photographs and names of products
   mbeir      the nine tasks of the paper on M-BEIR
+  sequences  recommenders on users' sequences, TIGER and PRO among them
   speed      queries a second and latency beside other libraries and dense search
 
 Example:
   siglum bench captions --data flickr8k --seeds 3 --out captions.json
 """
+RECOMMEND_HELP = """siglum recommend VERB ...      (siglum recommend VERB --help tells more)
+
+  fit        sequences of users and item vectors -> a run
+  eval       measure a run on held-out users
+  next       what comes next in one user's history
+
+Example:
+  siglum recommend fit --data beauty --out runs/beauty
+  siglum recommend next runs/beauty --user 17
+"""
+HELPS = {"bench": BENCH_HELP, "recommend": RECOMMEND_HELP}
 HELP = """siglum: multimodal generative retrieval
 
 usage: siglum VERB ...      (siglum VERB --help tells more, with an example)
@@ -95,15 +111,16 @@ def _main(args: list[str]) -> int:
         sys.stderr.write(f"siglum: there is no verb {args[0]!r}; the verbs are {', '.join(VERBS)}.\n")
         return 2
     name, rest = args[0], args[1:]
-    if args[0] == "bench":
+    if name in GROUPS:
+        what, known = GROUPS[name]
         if rest and rest[0] in ("-h", "--help"):
-            sys.stdout.write(BENCH_HELP)
+            sys.stdout.write(HELPS[name])
             return 0
-        if not rest or rest[0] not in BENCHES:
+        if not rest or rest[0] not in known:
             asked = rest[0] if rest else "nothing"
-            sys.stderr.write(f"siglum bench: the benches are {', '.join(BENCHES)}, not {asked}.\n")
+            sys.stderr.write(f"siglum {name}: the {what} are {', '.join(known)}, not {asked}.\n")
             return 2
-        name, rest = f"bench {rest[0]}", rest[1:]
+        name, rest = f"{name} {rest[0]}", rest[1:]
     # Threads that wait must not spin: on a shared machine spinning costs more than it gains.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     verb = importlib.import_module(module_of(name))

@@ -21,10 +21,12 @@ from siglum.files import (
     write_tensors,
 )
 from siglum.given import as_array, listed
-from siglum.types import Features, SiglumError, Task, Vectors, shown
+from siglum.types import Features, Histories, SiglumError, Task, Vectors, shown
 
 STAGE = "vectors"
 FIELDS_FILE = "fields.safetensors"
+HISTORIES_FILE = "histories.safetensors"
+HISTORIES = ("row_MH", "user_M", "seen_M")
 
 
 def check_parts(features: Features, what: str) -> None:
@@ -71,12 +73,12 @@ def check_features(features: Features, what: str) -> None:
 
 
 def with_widths(features: Features, image_dim: int, text_dim: int, what: str) -> Features:
-    """Return features (N, Di), (N, Dt) of these widths; a part that no row has may come without columns."""
+    """Return features (N, Di), (N, Dt) of these widths; a part that no row has may come in any."""
     check_parts(features, what)
     parts = {}
     for name, there, dim in (("image", features.has_image, image_dim), ("text", features.has_text, text_dim)):
         rows = getattr(features, name)
-        if rows.shape[1] == 0 and not there.any():
+        if rows.shape[1] != dim and not there.any():
             rows = np.zeros((len(features), dim), np.float32)
         if rows.shape[1] != dim:
             raise SiglumError(
@@ -110,7 +112,12 @@ def save_vectors(
         }
         arrays |= {f"task{number}.{name}": np.asarray(value, np.int64) for name, value in parts.items()}
     write_tensors(folder / "tasks.safetensors", arrays)
-    (folder / FIELDS_FILE).unlink(missing_ok=True)
+    for name in (FIELDS_FILE, HISTORIES_FILE):
+        (folder / name).unlink(missing_ok=True)
+    if vectors.histories is not None:
+        rows, *counts = (getattr(vectors.histories, name) for name in HISTORIES)
+        stored = [np.asarray(rows, np.int32), *(np.asarray(count, np.int64) for count in counts)]
+        write_tensors(folder / HISTORIES_FILE, dict(zip(HISTORIES, stored, strict=True)))
     if any(fields):
         kept = ids_to_arrays(fields)
         write_tensors(folder / FIELDS_FILE, {"field_bytes": kept["id_bytes"], "field_offsets": kept["id_offsets"]})
@@ -135,7 +142,19 @@ def load_vectors(folder: Path) -> tuple[Vectors, str]:
     query, item = stored.rows("pair_query", len(queries)), stored.rows("pair_item", len(items))
     if len(query) != len(item):
         raise stored.fault("pair_query")
-    return Vectors(items, queries, query, item, tasks), record["fingerprint"]
+    histories = _load_histories(folder, len(queries), len(items)) if HISTORIES_FILE in record["files"] else None
+    return Vectors(items, queries, query, item, tasks, histories), record["fingerprint"]
+
+
+def _load_histories(folder: Path, queries: int, items: int) -> Histories:
+    """Return what the queries are, refusing rows of items that are not there."""
+    stored = read_tensors(folder / HISTORIES_FILE)
+    found = [stored.get(name, np.zeros(0)) for name in HISTORIES]
+    row_MH, *counts = found
+    whole = row_MH.ndim == 2 and all(array.dtype.kind == "i" and len(array) == queries for array in found)
+    if not whole or any(count.ndim != 1 for count in counts) or not -1 <= row_MH.min() <= row_MH.max() < items:
+        raise SiglumError(f"{folder / HISTORIES_FILE} does not hold a history for each query; make the run again.")
+    return Histories(*found)
 
 
 def load_fields(folder: Path) -> list[str]:

@@ -1,6 +1,9 @@
-"""The generator: a query vector becomes soft tokens, T5 reads them and writes one code per level."""
+"""The generator: a query vector becomes soft tokens, T5 reads them and writes one code per level.
 
-# Shapes: Q queries, D query width, S soft tokens, M d_model, L levels, V_l codes of level l, R live rows.
+Where it reads histories, their items' codes take the place of the soft tokens.
+"""
+
+# Shapes: Q queries, D query width, S tokens read, M d_model, L levels, V_l codes of level l, R live rows, H items.
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from siglum.config import DecoderConfig
-from siglum.generate.t5 import Kept, Rows, Stack
+from siglum.generate.histories import HistoryBatch, ReadHistory
+from siglum.generate.t5 import Kept, Rows, Stack, has_lone_key
 from siglum.types import SiglumError
 
 START = 0
@@ -60,9 +64,17 @@ class CodeDecoder(nn.Module):
             )
         self.config, self.sizes, self.query_dim = config, tuple(sizes), query_dim
         self.scale: float = config.d_model**-0.5
-        self.soft = nn.Parameter(torch.empty(config.soft_tokens * config.d_model, query_dim))
-        self.soft_bias = nn.Parameter(torch.empty(config.soft_tokens * config.d_model))
+        soft_rows = 0 if config.history.items else config.soft_tokens * config.d_model
+        self.soft = nn.Parameter(torch.empty(soft_rows, query_dim))
+        self.soft_bias = nn.Parameter(torch.empty(soft_rows))
         self.table = nn.Parameter(torch.empty(1 + sum(sizes), config.d_model))
+        if config.history.items:
+            self.user = nn.Parameter(torch.empty(config.history.users, config.d_model))
+            self.aim = nn.Parameter(torch.empty(query_dim, 2 * config.d_model))
+            self.aim_bias = nn.Parameter(torch.empty(query_dim))
+            self.register_buffer("ridge", torch.zeros(query_dim, 2 * config.d_model + 1))
+            self.ridge: Tensor
+            """The same map in closed form, its constant last; zeros until `fit_ridge`."""
         self.encoder = Stack(config, config.encoder_layers, cross=False)
         self.decoder = Stack(config, config.decoder_layers, cross=True)
         offset = torch.tensor([1, *sizes]).cumsum(0)[:-1]
@@ -86,6 +98,9 @@ class CodeDecoder(nn.Module):
             # A unit query then gives soft tokens of variance 1, which is what T5's blocks expect of embeddings.
             "soft": 1.0,
             "soft_bias": 0.0,
+            "user": 1.0,
+            "aim": (2 * c.d_model) ** -0.5,
+            "aim_bias": 0.0,
         }
         for name, parameter in self.named_parameters():
             kind = name.rpartition(".")[2]
@@ -130,38 +145,67 @@ class CodeDecoder(nn.Module):
         memory_QSM: Tensor = self.encoder(self.soft_tokens(query_QD))
         return memory_QSM
 
+    def read(self, history: HistoryBatch) -> ReadHistory:
+        """Return the memory of histories, and which of its tokens are there."""
+        if not self.config.history.items:
+            raise SiglumError("this decoder reads vectors, not histories; set decoder.history.items above 0.")
+        queries = len(history.mask_QH)
+        tokens_QSM = F.embedding(self.token_ids(history.codes_QHT).flatten(1), self.table)
+        first_QM = self.table[START].expand(queries, -1)
+        if history.user_Q is not None and len(self.user):
+            own_QM = F.embedding(history.user_Q.clamp(min=0), self.user)
+            first_QM = torch.where((history.user_Q >= 0)[:, None], own_QM, first_QM)
+        there = history.mask_QH.repeat_interleave(len(self.sizes), 1)
+        mask_QS = torch.cat([there.new_ones(queries, 1), there], 1)
+        states: Tensor = self.encoder(torch.cat([first_QM[:, None], tokens_QSM], 1), mask_BT=mask_QS)
+        return ReadHistory(states, mask_QS)
+
+    def aimed(self, read: ReadHistory, *, ridge: bool = False) -> Tensor:
+        """Return where the learned map of encoder states aims, or that of the ridge regression, unit vectors (Q, D)."""
+        weight, bias = (self.ridge[:, :-1], self.ridge[:, -1]) if ridge else (self.aim, self.aim_bias)
+        return F.normalize(F.linear(read.pooled(len(self.sizes)), weight, bias).float(), dim=-1)
+
     def soft_tokens(self, query_QD: Tensor) -> Tensor:
         """Return the soft tokens (Q, S, M) of the queries."""
+        if self.config.history.items:
+            raise SiglumError("this decoder reads histories of items, not vectors; ask with an EncodedQuery.")
         if query_QD.ndim != 2 or query_QD.shape[1] != self.query_dim:
             raise SiglumError(f"queries must have shape (Q, {self.query_dim}), but have {tuple(query_QD.shape)}.")
         return F.linear(query_QD, self.soft, self.soft_bias).view(-1, self.config.soft_tokens, self.config.d_model)
 
-    def forward(self, query_QD: Tensor, codes_QL: Tensor) -> list[Tensor]:
-        """Return the logits (Q, V_l) of every level given the true codes before it; the last code is not read."""
-        hidden_LQM = self._teach(query_QD, codes_QL).unbind(1)
+    def forward(self, query: Tensor | ReadHistory, codes_QL: Tensor) -> list[Tensor]:
+        """Return the logits (Q, V_l) of every level given the true codes before it; the last code is not read.
+
+        A query is a vector (Q, D), or a history that `read` has read.
+        """
+        hidden_LQM = self._teach(query, codes_QL).unbind(1)
         _, *tables = torch.split(self.table, [1, *self.sizes])
         return [F.linear(hidden_QM, table) for hidden_QM, table in zip(hidden_LQM, tables, strict=True)]
 
-    def joint_logits(self, query_QD: Tensor, codes_QL: Tensor) -> Tensor:
+    def joint_logits(self, query: Tensor | ReadHistory, codes_QL: Tensor) -> Tensor:
         """Return the logits (Q, L, 1 + sum of sizes) over all tokens, the start token first, as `forward` does."""
-        return F.linear(self._teach(query_QD, codes_QL), self.table)
+        return F.linear(self._teach(query, codes_QL), self.table)
 
     def token_ids(self, codes_QL: Tensor) -> Tensor:
         """Return the table rows of codes, the targets of `joint_logits`."""
         return codes_QL + self.token_offset_L
+
+    def check_states(self, states: Tensor) -> None:
+        """Refuse what no encoder of this decoder's shape made (Q, S, M)."""
+        lone = has_lone_key(self.config)
+        if states.shape[2] != self.config.d_model or (lone and states.shape[1] != 1):
+            raise SiglumError(
+                f"this decoder reads {'one state' if lone else 'states'} of"
+                f" {self.config.d_model} numbers a query, but was given {tuple(states.shape)}."
+            )
 
     @torch.no_grad()
     def start(self, states: Tensor, mask_QS: Tensor | None = None) -> DecoderState:
         """Begin decoding with one row per query: a vector (Q, D), or what an encoder made of it (Q, S, M)."""
         if self.training:
             raise SiglumError("decoding step by step needs evaluation mode; call eval() on the decoder first.")
-        if states.ndim == 3 and (
-            states.shape[2] != self.config.d_model or self.config.soft_tokens == 1 != states.shape[1]
-        ):
-            raise SiglumError(
-                f"this decoder reads {'one state' if self.config.soft_tokens == 1 else 'states'} of"
-                f" {self.config.d_model} numbers a query, but was given {tuple(states.shape)}."
-            )
+        if states.ndim == 3:
+            self.check_states(states)
         query_R = torch.arange(len(states), device=states.device)
         kept = self.decoder.keep(self.encode(states) if states.ndim == 2 else states, mask_QS)
         return DecoderState(Rows.of(query_R, len(states)), kept, [None] * len(kept))
@@ -194,14 +238,15 @@ class CodeDecoder(nn.Module):
         """Return log-probabilities (R, V_l) of one level's codes where all tokens of the table compete."""
         return F.linear(hidden_RM, self.table).log_softmax(-1)[:, self._tokens(level)]
 
-    def _teach(self, query_QD: Tensor, codes_QL: Tensor) -> Tensor:
+    def _teach(self, query: Tensor | ReadHistory, codes_QL: Tensor) -> Tensor:
         """Return scaled hidden states (Q, L, M) under teacher forcing."""
-        if codes_QL.shape != (len(query_QD), len(self.sizes)):
+        memory, mask = query if isinstance(query, ReadHistory) else (self.encode(query), None)
+        if codes_QL.shape != (len(memory), len(self.sizes)):
             raise SiglumError(
-                f"codes must have shape ({len(query_QD)}, {len(self.sizes)}), but have {tuple(codes_QL.shape)}."
+                f"codes must have shape ({len(memory)}, {len(self.sizes)}), but have {tuple(codes_QL.shape)}."
             )
         id_QL = F.pad(self.token_ids(codes_QL)[:, :-1], (1, 0), value=START)
-        kept = self.decoder.keep(self.encode(query_QD))
+        kept = self.decoder.keep(memory, mask)
         hidden_QLM: Tensor = self.decoder(F.embedding(id_QL, self.table), kept)
         return hidden_QLM * self.scale
 

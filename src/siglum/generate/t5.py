@@ -21,6 +21,8 @@ from siglum.config import DecoderConfig
 BUCKETS = 32
 MAX_DISTANCE = 128
 EPS = 1e-6
+OUT = -1e9
+"""What is added to the score of a position that is not there, so that nothing of it is left after the softmax."""
 
 
 class Kept(NamedTuple):
@@ -161,7 +163,7 @@ class T5Block(nn.Module):
     def __init__(self, config: DecoderConfig, *, cross: bool) -> None:
         """Build with weights left unset; `cross` adds cross-attention."""
         super().__init__()
-        lone = config.soft_tokens == 1
+        lone = has_lone_key(config)
         self.dropout = config.dropout
         self.self_norm = RMSNorm(config.d_model)
         self.self_attention = Attention(config, lone_key=lone and not cross)
@@ -210,16 +212,18 @@ class Stack(nn.Module):
         super().__init__()
         self.dropout, self.causal = config.dropout, cross
         self.blocks = nn.ModuleList(T5Block(config, cross=cross) for _ in range(layers))
-        trained = layers > 0 and (cross or config.soft_tokens > 1)
+        trained = layers > 0 and (cross or not has_lone_key(config))
         self.bias = nn.Parameter(torch.empty(BUCKETS, config.heads), requires_grad=trained)
         self.final_norm = RMSNorm(config.d_model)
 
-    def forward(self, x_BTM: Tensor, kept: list[Kept] | None = None) -> Tensor:
-        """Run all positions at once; return (B, T, M)."""
-        bias_HTT = self.position_bias(x_BTM.shape[1])
+    def forward(self, x_BTM: Tensor, kept: list[Kept] | None = None, mask_BT: Tensor | None = None) -> Tensor:
+        """Run all positions at once; return (B, T, M). Where a mask is not true there is nothing to attend to."""
+        bias = self.position_bias(x_BTM.shape[1])
+        if mask_BT is not None:  # not minus infinity: a row that has nothing at all must not become NaN
+            bias = bias + torch.where(mask_BT, 0.0, OUT)[:, None, None]
         x_BTM = dropout(x_BTM, self.dropout, self.training)
         for layer, block in enumerate(self.blocks):
-            x_BTM, _ = block(x_BTM, bias_HTT, kept[layer] if kept is not None else None)
+            x_BTM, _ = block(x_BTM, bias, kept[layer] if kept is not None else None)
         return dropout(self.final_norm(x_BTM), self.dropout, self.training)
 
     def step(self, x_R1M: Tensor, kept: list[Kept], past: list[Kept | None], rows: Rows) -> tuple[Tensor, list[Kept]]:
@@ -242,6 +246,11 @@ class Stack(nn.Module):
         distance_TT = position[None, :] - position[:, None]
         bias_HTT = self.bias[bucket(distance_TT, bidirectional=not self.causal)].permute(2, 0, 1)
         return bias_HTT.masked_fill(distance_TT > 0, -math.inf) if self.causal else bias_HTT
+
+
+def has_lone_key(config: DecoderConfig) -> bool:
+    """Return whether the encoder gives the decoder one position only: a lone soft token."""
+    return config.soft_tokens == 1 and not config.history.items
 
 
 def dropout(x: Tensor, share: float, training: bool) -> Tensor:

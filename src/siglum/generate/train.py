@@ -18,6 +18,7 @@ from siglum.device import trains_in_bf16
 from siglum.files import fingerprint
 from siglum.fuse.contrastive import embed, kinds_of
 from siglum.generate.decoder import CodeDecoder
+from siglum.generate.histories import ReadHistory
 from siglum.generate.query import QueryHead, query_vectors
 from siglum.generate.weights import load_t5
 from siglum.loop import Keeping, Metrics, PairTraining, adam, cosine_lr, seed_of, set_lr, train
@@ -49,14 +50,17 @@ def soft_code_targets(residual_PD: Tensor, codebook_VD: Tensor, temperature: flo
 
 
 def decoder_loss(
-    decoder: CodeDecoder, query_PD: Tensor, codes_PT: Tensor, soft: list[Tensor | None] | None = None
+    decoder: CodeDecoder, query: Tensor | ReadHistory, codes_PT: Tensor, soft: list[Tensor | None] | None = None
 ) -> Tensor:
-    """Cross-entropy, mean over pairs and over the T tokens; `soft` replaces one-hot targets where given."""
+    """Cross-entropy, mean over pairs and over the T tokens; `soft` replaces one-hot targets where given.
+
+    Queries are vectors (P, D), or histories that the decoder has read.
+    """
     if decoder.config.softmax == "joint":
-        logits = decoder.joint_logits(query_PD, codes_PT)
+        logits = decoder.joint_logits(query, codes_PT)
         return F.cross_entropy(logits.flatten(0, 1), decoder.token_ids(codes_PT).flatten())
     losses = []
-    for level, level_logits in enumerate(decoder(query_PD, codes_PT)):
+    for level, level_logits in enumerate(decoder(query, codes_PT)):
         given = None if soft is None else soft[level]
         losses.append(F.cross_entropy(level_logits, codes_PT[:, level] if given is None else given))
     return torch.stack(losses).mean()
@@ -91,19 +95,7 @@ def fit_decoder(
     """
     run = DecoderTraining(vectors, tokenizer, config, seed, device, head, graphs)
     behind = [] if head is None else [fingerprint(*head.state_dict().values())]
-    made_from = [config_fingerprint(config), tokenizer.fingerprint(), str(seed), str(len(vectors.pair_query))]
-    history = train(
-        "decoder",
-        config.epochs,
-        run.epoch,
-        modules={"decoder": run.decoder},
-        optimiser=run.optimiser,
-        seed=seed,
-        identity="-".join(made_from + behind),
-        **keeping,
-    )
-    run.optimiser.zero_grad(set_to_none=True)  # gradients would keep a graph's memory
-    return run.decoder.eval(), history
+    return run.decoder, run.run([tokenizer.fingerprint(), str(seed), str(len(vectors.pair_query)), *behind], **keeping)
 
 
 class DecoderTraining(PairTraining):
@@ -125,7 +117,7 @@ class DecoderTraining(PairTraining):
         self.quantizer = tokenizer.quantizer
         if config.soft_targets > 0:
             self.quantizer.check_geometry("decoder.soft_targets above 0")
-        self.query = query_vectors(tokenizer, head, vectors.queries, device)
+        self.query = self._queries(vectors, tokenizer, head)
         self.item = embed(tokenizer.fusion, vectors.items, device)
         self.modality = kinds_of(vectors.items, device)
         self.codes = self.quantizer.encode(self.item, self.modality)
@@ -134,6 +126,27 @@ class DecoderTraining(PairTraining):
         self.optimiser = adam([(self.decoder, 1.0, config.weight_decay)], betas=(0.9, 0.98))
         self.graphed: GraphedStep[Tensor] = GraphedStep(device, graphs=graphs)
 
+    def run(self, made_from: list[str], patience: int = 0, **keeping: Unpack[Keeping]) -> list[Metrics]:
+        """Train to the end, from a state of what it was made from on where there is one."""
+        history = train(
+            "decoder",
+            self.config.epochs,
+            self.epoch,
+            modules={"decoder": self.decoder},
+            optimiser=self.optimiser,
+            seed=self.seed,
+            identity="-".join([config_fingerprint(self.config), *made_from]),
+            patience=patience,
+            **keeping,
+        )
+        self.optimiser.zero_grad(set_to_none=True)  # gradients would keep a graph's memory
+        self.decoder.eval()
+        return history
+
+    def _queries(self, vectors: Vectors, tokenizer: Tokenizer, head: QueryHead | None) -> Tensor:
+        """Return what the decoder is asked with (M, D)."""
+        return query_vectors(tokenizer, head, vectors.queries, self.device)
+
     def epoch(self, epoch: int) -> Metrics:
         """Run one pass over the pairs and return training and validation losses."""
         self.decoder.train()
@@ -141,7 +154,7 @@ class DecoderTraining(PairTraining):
         total = torch.zeros((), device=self.device)
         for step, rows in self.batches("decoder", epoch, generator):
             total += self.step(rows, step)
-        return {"loss": float(total) / self.steps, **self._validate()}
+        return {"loss": float(total) / self.steps, **self.validate(epoch)}
 
     def step(self, rows: Tensor, step: int) -> Tensor:
         """Make a step of this number on these rows of the pairs, and return the loss."""
@@ -160,35 +173,44 @@ class DecoderTraining(PairTraining):
         soft = self._soft(target, codes) if config.soft_targets > 0 else None
         with torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self.use_bf16):
             loss = decoder_loss(self.decoder, mixed, codes, soft)
+        self._descend(loss)
+        return loss.detach()
+
+    def _descend(self, loss: Tensor) -> None:
+        """Follow the gradient of a loss by one step."""
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()
-        if config.clip > 0:
-            torch.nn.utils.clip_grad_norm_(self.decoder.parameters(), config.clip)
+        if self.config.clip > 0:
+            torch.nn.utils.clip_grad_norm_(self.decoder.parameters(), self.config.clip)
         self.optimiser.step()
-        return loss.detach()
 
     @torch.no_grad()
     def _soft(self, target_PD: Tensor, codes_PT: Tensor) -> list[Tensor | None]:
         partial = self.quantizer.partial_sums(codes_PT)
         soft: list[Tensor | None] = [None] * self.quantizer.first_residual
-        for level in range(self.quantizer.first_residual, codes_PT.shape[1]):
+        for level in range(self.quantizer.first_residual, len(self.quantizer.own_sizes)):
             residual = target_PD - partial[:, level - 1] if level else target_PD
             temperature: float | Tensor = self.config.soft_targets
             if self.config.soft_relative:
                 # Deep levels of a small collection may code it without any error; T must stay above 0.
                 temperature = temperature * residual.square().sum(-1).mean().double().clamp(min=1e-12)
             soft.append(soft_code_targets(residual, self.quantizer.codebooks[level], temperature))
-        return soft
+        return soft + [None] * (codes_PT.shape[1] - len(soft))
+
+    def asked(self, rows: Tensor) -> Tensor | ReadHistory:
+        """Return the queries of these rows as the decoder takes them."""
+        return self.query[rows]
 
     @torch.no_grad()
-    def _validate(self) -> Metrics:
+    def validate(self, epoch: int) -> Metrics:
+        """Return what the decoder says of validation pairs, where there are some."""
         if len(self.val_q) == 0:
             return {}
         self.decoder.eval()
         losses, hits = (torch.zeros(len(self.quantizer.sizes), device=self.device) for _ in range(2))
         for start in range(0, len(self.val_q), 1024):
             codes = self.codes[self.val_x[start : start + 1024]]
-            for level, logits in enumerate(self.decoder(self.query[self.val_q[start : start + 1024]], codes)):
+            for level, logits in enumerate(self.decoder(self.asked(self.val_q[start : start + 1024]), codes)):
                 losses[level] += F.cross_entropy(logits, codes[:, level], reduction="sum")
                 hits[level] += (logits.argmax(-1) == codes[:, level]).sum()
         count = len(self.val_q)

@@ -22,6 +22,7 @@ from siglum.measure.evaluate import union_rows
 from siglum.measure.health import Health, tokenizer_health
 from siglum.measure.ladder import CAUSES, Rung, Tried, attribute, judge
 from siglum.measure.retention import LevelQuantities, QueryBatch, RealBeam, Survey, survey
+from siglum.search.histories import AskedHistories, HistoryReader, ManyQuestions
 from siglum.search.lookahead import build_lookahead
 from siglum.search.scorers import GeometryScorer, Scorer, build_scorer
 from siglum.tokenize.train import Tokenizer
@@ -150,7 +151,8 @@ def diagnose(
     quantizer.check_geometry("a diagnosis")
     search = replace(search, beam=search.beam if beam is None else whole_number("beam", beam))
     tau = quantizer.config.temperature if tau is None else real_number("tau", tau)
-    scores, rows = _scores(tokenizer, search, decoder), union_rows(tasks)
+    scores = _scores(tokenizer, search, decoder)
+    rows = union_rows(tasks) if vectors.histories is None else np.arange(len(vectors.items))
     items = vectors.items.rows(rows)
     item_ND = embed(tokenizer.fusion, items, device)
     codes_NT = quantizer.encode(item_ND, kinds_of(items, device))
@@ -158,17 +160,21 @@ def diagnose(
     for task in _by_pool(sample(tasks, queries)):
         features = vectors.queries.rows(task.query_rows)
         query_QD = embed(tokenizer.fusion, features, device)
-        decoder_QD = None if head is None else head.adapt(query_QD, features, device)
+        asked: ManyQuestions | None = None if head is None else head.adapt(query_QD, features, device)
+        if vectors.histories is not None and decoder is not None:
+            reader, own = HistoryReader(decoder, codes_NT, item_ND), vectors.histories.rows(task.query_rows)
+            asked = AskedHistories(reader, own, search.vector)
         pool = torch.as_tensor(np.searchsorted(rows, task.pool_rows)).to(device)
         codes = (tokenizer.codebooks(), quantizer.first_residual, codes_NT[pool], item_ND[pool])
-        batch = QueryBatch(*codes, query_QD, target_places(task), decoder_QD)
+        batch = QueryBatch(*codes, query_QD, target_places(task), asked)
         found.append(
             survey(batch, beam=search.beam, tau=tau, decoder=scores.decoder, bias=scores.bias, beams=scores.beams)
         )
     health = tokenizer_health(quantizer, item_ND, codes_NT)
     facts = {"split": split, "pools": len(found), "tau": tau, "omega": search.omega if scores.bias else None}
     facts |= {"own": scores.own, "decoder": decoder is not None, "query_head": head is not None}
-    return cast(RunDiagnosis, facts | document_of(found, health, quantizer.first_residual, scores))
+    places = quantizer.first_residual, scores, len(quantizer.own_sizes)
+    return cast(RunDiagnosis, facts | document_of(found, health, *places))
 
 
 def sample(tasks: list[Task], queries: int) -> list[Task]:
@@ -240,8 +246,10 @@ def target_places(task: Task) -> Tensor:
     return torch.tensor([place[row] for row in wanted])
 
 
-def document_of(found: list[Survey], health: Health, first_residual: int, scores: RungScores) -> dict[str, Any]:
-    """Return what all pools' surveys come to, as JSON values."""
+def document_of(
+    found: list[Survey], health: Health, first_residual: int, scores: RungScores, own: int | None = None
+) -> dict[str, Any]:
+    """Return what all pools' surveys come to, as JSON values; levels from `own` on only number equal codes."""
     beam = scores.tried.beam
     weights = [len(one.levels[0].K_Q) for one in found]
     chance_TQ = np.array([[min(1.0, beam / level.prefixes) for level in one.levels] for one in found]).T
@@ -275,7 +283,7 @@ def document_of(found: list[Survey], health: Health, first_residual: int, scores
         "ladder": ladder,
         "verdict": verdict.text,
         "cause": {"rung": verdict.rung, "level": verdict.level, "lost": verdict.lost},
-        "notes": _notes(health, first_residual),
+        "notes": _notes(health, first_residual, own),
     }
 
 
@@ -303,12 +311,12 @@ def _level(parts: list[LevelQuantities], weights: list[int]) -> dict[str, Any]:
     }
 
 
-def _notes(health: Health, first_residual: int) -> list[str]:
+def _notes(health: Health, first_residual: int, own: int | None) -> list[str]:
     """Say what is wrong with the codes themselves."""
     notes = []
     idle = [
         (token - first_residual + 1, level)
-        for token, level in enumerate(health.levels)
+        for token, level in enumerate(health.levels[:own])
         if token >= first_residual and level.usage < 0.5
     ]
     if idle:

@@ -27,6 +27,7 @@ from siglum.search.asked import QueryLike, SearchOptions, Within
 from siglum.search.beam import Beams, beam_search
 from siglum.search.hits import as_hits
 from siglum.search.lookahead import LookAhead
+from siglum.search.query import EncodedQuery, Questions
 from siglum.search.retriever import Retriever
 from siglum.search.scorers import Scorer
 from siglum.types import Hit, Picture, SiglumError, whole_number
@@ -110,7 +111,7 @@ class Explanation:
 
 def explain(
     run: Retriever | str | Path,
-    query: QueryLike | Tensor,
+    query: QueryLike | Questions,
     target: str,
     *,
     image: Picture | None = None,
@@ -121,12 +122,12 @@ def explain(
 ) -> Explanation:
     """Follow a target through the search for one query: its rank, its score and what beats it, level by level.
 
-    The query is as in `Retriever.search`, with an image or an instruction beside it, or a fused vector (1, D). `within`
-    restricts the search, `options` are fields of `SearchConfig`, `best` is how many prefixes a level tells.
+    The query is as in `Retriever.search`, a fused vector (1, D) or one encoded query. `within` restricts the search,
+    `options` are fields of `SearchConfig`, `best` is how many prefixes a level tells.
     Example: `siglum.explain("runs/mine", "two dogs in the snow", "dogs/7.jpg").rank`.
     """
     retriever = run if isinstance(run, Retriever) else Retriever.load(run)
-    if not isinstance(query, Tensor):
+    if not isinstance(query, Tensor | EncodedQuery):
         images = None if image is None else [image]
         query = torch.from_numpy(retriever.encode_queries([query], images, instruction=instruction))
     retriever = copy(retriever)  # of one moment: others may add and remove meanwhile
@@ -164,7 +165,7 @@ def explain(
 def follow(
     scorer: Scorer,
     index: Index,
-    query_1D: Tensor,
+    query: Questions,
     row: int,
     *,
     beam: int,
@@ -173,15 +174,15 @@ def follow(
     first_residual: int = 0,
     best: int = BEST,
 ) -> list[Level]:
-    """Search for one query vector (1, D) and tell, level by level, where the item of this sorted row stands.
+    """Search for one query and tell, level by level, where the item of this sorted row stands.
 
     `first_residual` is the number of tokens before the first codeword: 1 where codes begin with a modality token.
     """
     if best < 1:
         raise SiglumError(f"best must be at least 1 prefix a level, not {best}.")
     trace: list[Beams] = []
-    beam_search(scorer, index, query_1D, beam, allowed, trace, ahead)
-    again = Rescoring(scorer, index, query_1D, allowed, ahead)
+    beam_search(scorer, index, query, beam, allowed, trace, ahead)
+    again = Rescoring(scorer, index, query, allowed, ahead)
     lo, hi = index.root
     rank_R, runs_R = np.zeros(1, np.int64), np.ones(1, bool)
     levels = []

@@ -52,7 +52,7 @@ class Health:
 
 def tokenizer_health(quantizer: Quantiser, vector_ND: Tensor, codes_NT: Tensor) -> Health:
     """Measure a quantiser on items and their codes."""
-    return codes_health(codes_NT, quantizer.sizes, list(quantizer.codebooks), vector_ND)
+    return codes_health(codes_NT, quantizer.sizes, quantizer.books(), vector_ND)
 
 
 @torch.no_grad()

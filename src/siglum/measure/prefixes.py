@@ -17,7 +17,7 @@ from torch import Tensor
 
 from siglum.index import Index
 from siglum.index.ragged import spread
-from siglum.search.query import EncodedQuery
+from siglum.search.query import EncodedQuery, Questions
 from siglum.search.scorers import Scorer
 
 
@@ -139,17 +139,17 @@ class Walked(NamedTuple):
 
 @torch.no_grad()
 def walk(
-    prefixes: Prefixes, scorers: list[Scorer], query_QD: Tensor, chosen: list[np.ndarray | None]
+    prefixes: Prefixes, scorers: list[Scorer], asked: Questions, chosen: list[np.ndarray | None]
 ) -> Iterator[Walked]:
     """Score chosen prefixes with any scorers, level by level, whether a beam would keep them or not.
 
     `chosen[l]` are sorted keys query * P_l + prefix, or None for all prefixes of that level. A scorer sees all children
     of the prefixes it is led along, so that one that normalises over them does so rightly.
     """
-    needed, count, device = _ancestors(prefixes, chosen, len(query_QD)), prefixes.count, query_QD.device
-    states = [scorer.begin(EncodedQuery.of(query_QD)) for scorer in scorers]
-    query, prefix, score = np.arange(len(query_QD)), np.zeros(len(query_QD), np.int64), np.zeros((len(scorers), 1))
-    score = score.repeat(len(query_QD), 1)
+    needed, count, device = _ancestors(prefixes, chosen, len(asked)), prefixes.count, asked.device
+    states = [scorer.begin(EncodedQuery.of(asked)) for scorer in scorers]
+    query, prefix, score = np.arange(len(asked)), np.zeros(len(asked), np.int64), np.zeros((len(scorers), 1))
+    score = score.repeat(len(asked), 1)
     for level, wanted in enumerate(chosen):
         row, prefix = prefixes.children(level, prefix)
         query, token = query[row], torch.as_tensor(prefixes.token[level][prefix], device=device)
@@ -183,7 +183,7 @@ def _ancestors(prefixes: Prefixes, chosen: list[np.ndarray | None], queries: int
 def mismatch(
     prefixes: Prefixes,
     scorers: list[Scorer],
-    query_QD: Tensor,
+    asked: Questions,
     chosen: list[np.ndarray | None],
     oracle: list[Tensor],
     log_total_TQ: np.ndarray,
@@ -196,7 +196,7 @@ def mismatch(
     temperature 1 in place of tau, as `_plain`. `uncovered` is the mass of pi-bar on prefixes left out.
     """
     found: dict[str, list[np.ndarray]] = {}
-    for level, (query, prefix, score_SC) in enumerate(walk(prefixes, scorers, query_QD, chosen)):
+    for level, (query, prefix, score_SC) in enumerate(walk(prefixes, scorers, asked, chosen)):
         logit = oracle[level][_as(prefix, oracle[level]), _as(query, oracle[level])].double().cpu().numpy() / tau
         bar, mass = _softmax(query, logit), np.bincount(query, np.exp(logit - log_total_TQ[level][query]))
         found.setdefault("uncovered", []).append((1 - mass).clip(0, 1))

@@ -19,11 +19,14 @@ from siglum.index import Index
 from siglum.search.beam import Ranking
 from siglum.search.engine import Engine
 from siglum.search.flat import flat_search
+from siglum.search.histories import ManyQuestions
 from siglum.search.lookahead import LookAhead
 from siglum.search.retriever import Retriever
 from siglum.search.scorers import Scorer
 from siglum.types import Vectors
 
+ASKED = 1024
+"""Queries given to an engine at once."""
 QUERIES = 256
 """Queries searched at once: a block of scores has this many rows and a chunk of the pool as columns."""
 
@@ -58,14 +61,17 @@ class BeamRanker:
 
     engine: Engine
     index_rows: np.ndarray
-    query_MD: Tensor
+    query_MD: ManyQuestions
     config: SearchConfig
 
     def rank(self, query_rows: np.ndarray, pool_rows: np.ndarray, k: int) -> list[Ranking]:
         """Search the index, restricted to the pool."""
         inside = np.isin(self.index_rows, pool_rows)
         allowed = None if inside.all() else self.index.allow(inside)
-        found = self.engine.rank(self.query_MD[torch.as_tensor(query_rows)], self.config, k=k, allowed=allowed)
+        found: list[Ranking] = []
+        for start in range(0, len(query_rows), ASKED):  # encoded histories are large
+            asked = self.query_MD[torch.as_tensor(query_rows[start : start + ASKED])]
+            found += self.engine.rank(asked, self.config, k=k, allowed=allowed)
         return [Ranking(self.index_rows[r.position], r.row, r.score) for r in found]
 
     @property

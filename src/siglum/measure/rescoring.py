@@ -12,7 +12,7 @@ from torch import Tensor
 from siglum.index import Index
 from siglum.index.trie import Allowed, Children
 from siglum.search.lookahead import LookAhead
-from siglum.search.query import EncodedQuery
+from siglum.search.query import EncodedQuery, Questions
 from siglum.search.scorers import DecoderScorer, GeometryScorer, OracleScorer, PriorScorer, Scorer, SumScorer
 
 GEOMETRY = "geometry"
@@ -29,15 +29,16 @@ class Rescoring:
     """Scores live prefixes of one query again, by the whole scorer and by each of its parts."""
 
     def __init__(
-        self, scorer: Scorer, index: Index, query_1D: Tensor, allowed: Allowed | None, ahead: LookAhead | None
+        self, scorer: Scorer, index: Index, query: Questions, allowed: Allowed | None, ahead: LookAhead | None
     ) -> None:
+        asked = EncodedQuery.of(query)
         parts = scorer.parts if isinstance(scorer, SumScorer) else [scorer]
         self.names = [PARTS.get(type(part), type(part).__name__) for part in parts]
         self.scorers = [scorer, *parts]
-        self.states = [one.begin(EncodedQuery.of(query_1D)) for one in self.scorers]
+        self.states = [one.begin(asked) for one in self.scorers]
         self.path_PR = np.zeros((len(self.scorers), 1))
-        self.levels, self.device = index.levels, query_1D.device
-        self.potential = None if ahead is None else ahead.begin(query_1D, index, allowed)
+        self.levels, self.device = index.levels, asked.device
+        self.potential = None if ahead is None else ahead.begin(asked.vector, index, allowed)
 
     def score(self, depth: int, kids: Children) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Return the candidates' scores (C,), and by name the parts they are the sum of."""

@@ -24,7 +24,9 @@ from siglum.log import progress
 from siglum.measure.ladder import PrefixBeam, Rung, kept
 from siglum.measure.prefixes import LevelScores, Prefixes, half_norms, mismatch, prefix_scores
 from siglum.search.beam import Beams, beam_search
+from siglum.search.histories import ManyQuestions
 from siglum.search.lookahead import LookAhead
+from siglum.search.query import Questions
 from siglum.search.scorers import DecoderScorer, GeometryScorer, Scorer, SumScorer
 from siglum.types import SiglumError
 
@@ -54,8 +56,8 @@ class QueryBatch:
     query_QD: Tensor
     target_Q: Tensor
     """Positions in the pool."""
-    asked_QD: Tensor | None = None
-    """What a decoder is given where that is not the query vector itself (a query head)."""
+    asked: ManyQuestions | None = None
+    """What a decoder is given where that is not the query vector itself (a query head, histories)."""
 
     def __post_init__(self) -> None:
         """Refuse items without codes and queries without targets."""
@@ -192,7 +194,7 @@ def survey(
     """
     _check(beam, tau, chunk)
     query_QD = batch.query_QD
-    decoder_QD = query_QD if batch.asked_QD is None else batch.asked_QD
+    asked: ManyQuestions = query_QD if batch.asked is None else batch.asked
     prefixes, books, item_ND = _laid_out(batch)
     real: dict[str, RealBeam] = {} if decoder is None else {"decoder": (decoder, None)}
     if decoder is not None and bias is not None:
@@ -204,11 +206,11 @@ def survey(
     starts = range(0, len(query_QD), chunk)
     for start in progress(starts, "survival", total=len(query_QD), unit="query", size=chunk):
         part = slice(start, start + chunk)
-        _survey_chunk(job, part, query_QD[part], decoder_QD[part], rows[part])
+        _survey_chunk(job, part, query_QD[part], asked[part], rows[part])
     return Survey(_levels(job, batch.first_residual), [_rung(job, name) for name in (*KNOWN, *real)])
 
 
-def _survey_chunk(job: _Job, whole: slice, query_QD: Tensor, asked_QD: Tensor, row_Q: np.ndarray) -> None:
+def _survey_chunk(job: _Job, whole: slice, query_QD: Tensor, asked: Questions, row_Q: np.ndarray) -> None:
     """Measure one chunk of queries, whose targets are sorted rows."""
     prefixes, levels = job.prefixes, range(job.prefixes.levels)
     own = [prefixes.of_rows(level, row_Q) for level in levels]
@@ -236,7 +238,7 @@ def _survey_chunk(job: _Job, whole: slice, query_QD: Tensor, asked_QD: Tensor, r
             oracle.append(scores.oracle_PQ)
             tops.append(_top(scores))
     for name, (scorer, ahead) in job.beams.items():
-        live[name] = _real_beam(job, scorer, ahead, asked_QD)
+        live[name] = _real_beam(job, scorer, ahead, asked)
     for name, pairs in live.items():
         both = [kept(prefixes, level, *pairs[level], own[level]) for level in levels]
         job.put(f"{name}.survived", whole, [one for one, _ in both])
@@ -246,24 +248,24 @@ def _survey_chunk(job: _Job, whole: slice, query_QD: Tensor, asked_QD: Tensor, r
     if job.decoder is not None:
         seen = [live[name] for name in job.beams]
         lists = [_followed(job, level, tops[level], own[level], [one[level] for one in seen]) for level in levels]
-        _mismatch_chunk(job, whole, asked_QD, lists, oracle, np.stack(values["log_total"]))
+        _mismatch_chunk(job, whole, asked, lists, oracle, np.stack(values["log_total"]))
 
 
 def _mismatch_chunk(
     job: _Job,
     whole: slice,
-    asked_QD: Tensor,
+    asked: Questions,
     lists: list[np.ndarray | None],
     oracle: list[Tensor],
     log_total_TQ: np.ndarray,
 ) -> None:
     """Measure eps of one chunk, a few queries at a time: a decoder keeps much for every prefix it is led along."""
     scorers = [one for one in (job.decoder, job.bias) if one is not None]
-    for start in range(0, len(asked_QD), LED):
-        part = slice(start, min(start + LED, len(asked_QD)))
+    for start in range(0, len(asked), LED):
+        part = slice(start, min(start + LED, len(asked)))
         chosen = [_of_queries(keys, part, count) for keys, count in zip(lists, job.prefixes.count, strict=True)]
         scores, total = [one[:, part] for one in oracle], log_total_TQ[:, part]
-        for name, eps_TQ in mismatch(job.prefixes, scorers, asked_QD[part], chosen, scores, total, job.tau).items():
+        for name, eps_TQ in mismatch(job.prefixes, scorers, asked[part], chosen, scores, total, job.tau).items():
             job.put(name, slice(whole.start + part.start, whole.start + part.stop), list(eps_TQ))
 
 
@@ -342,10 +344,10 @@ def _token_survived(scores: LevelScores, token_Q: np.ndarray, beam: int) -> np.n
 
 
 def _real_beam(
-    job: _Job, scorer: Scorer, ahead: LookAhead | None, asked_QD: Tensor
+    job: _Job, scorer: Scorer, ahead: LookAhead | None, asked: Questions
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     trace: list[Beams] = []
-    beam_search(scorer, job.prefixes.index, asked_QD, job.beam, None, trace, ahead)
+    beam_search(scorer, job.prefixes.index, asked, job.beam, None, trace, ahead)
     return [(live.query, job.prefixes.of_rows(level, live.lo)) for level, live in enumerate(trace)]
 
 

@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from siglum.config import SearchConfig
 from siglum.data.trec import write_qrels, write_run
 from siglum.data.vectors import load_vectors
 from siglum.files import open_stage
 from siglum.fuse.contrastive import embed
 from siglum.fuse.modules import Fusion, plain_sum
 from siglum.fuse.store import load_fusion
+from siglum.generate.decoder import CodeDecoder
 from siglum.generate.query import query_vectors
 from siglum.measure.evaluate import Evaluation, Ranker, evaluate_systems, qrels_of_task
 from siglum.measure.health import Health, tokenizer_health
@@ -21,6 +23,7 @@ from siglum.measure.survival import beam_survival, token_survival
 from siglum.run.coded import Coded, item_rows
 from siglum.run.folder import RunFolder
 from siglum.run.results import begin_results, keep_results, measured_on
+from siglum.search.histories import AskedHistories, HistoryReader, ManyQuestions
 from siglum.search.retriever import Retriever
 from siglum.types import Vectors
 
@@ -78,7 +81,11 @@ def open_systems(run: RunFolder, split: str = "test", device: str = "cpu") -> Sy
     rows = vectors.pool_rows(split)
     retriever = Retriever.load(run.root, device=device)
     coded, config = Coded.of(vectors, retriever.tokenizer, device), retriever.config
-    asked = query_vectors(retriever.tokenizer, retriever.head, vectors.queries, device)
+    asked: ManyQuestions
+    if vectors.histories is None:
+        asked = query_vectors(retriever.tokenizer, retriever.head, vectors.queries, device)
+    else:
+        asked = asked_histories(coded, retriever.decoder, config)
     indexed, engine = item_rows(vectors, retriever.index), replace(retriever.engine, graphs=False)
     has_vectors = bool(retriever.tokenizer.codebooks())
     return Systems(
@@ -94,6 +101,14 @@ def open_systems(run: RunFolder, split: str = "test", device: str = "cpu") -> Sy
         BeamRanker(engine, indexed, coded.query_MD, geometry_alone(config)) if has_vectors else None,
         BeamRanker(engine, indexed, asked, config) if has_vectors or retriever.decoder is not None else None,
     )
+
+
+def asked_histories(coded: Coded, decoder: CodeDecoder | None, config: SearchConfig) -> ManyQuestions:
+    """Return what the histories of a collection are asked with; without a decoder their vectors alone."""
+    histories = coded.vectors.histories
+    if decoder is None or histories is None:
+        return coded.query_MD
+    return AskedHistories(HistoryReader(decoder, coded.codes_NT, coded.item_ND), histories, config.vector)
 
 
 def scan_of(coded: Coded) -> FlatRanker:

@@ -19,9 +19,8 @@ from siglum.measure.evaluate import Evaluation, Ranker, evaluate_systems, qrels_
 from siglum.measure.rankers import FlatRanker
 from siglum.measure.systems import open_systems
 from siglum.pages.document import MEASURES, Answers, RunResults, token_survival_of
-from siglum.recipes import RECIPES, recipe
+from siglum.recommenders import usual_of
 from siglum.run.folder import RunFolder
-from siglum.scales import SCALES
 from siglum.tokenize.store import load_tokenizer
 from siglum.types import SiglumError, Task, Vectors
 
@@ -176,8 +175,9 @@ def run_summary(
     name: str, config: RunConfig, results: RunResults, found: Evaluation, diagnosis: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """Return what a document says of one run; a caller adds where it lies and what it lacks."""
-    known = config.recipe in RECIPES and config.scale in SCALES
-    changed = diff(recipe(config.recipe, config.scale, config.seed), config) if known else {}
+    usual = usual_of(config)
+    known = usual is not None
+    changed = {} if usual is None else diff(usual, config)
     return {
         "name": name,
         "recipe": config.recipe,

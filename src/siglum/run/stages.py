@@ -27,6 +27,7 @@ from siglum.fuse.contrastive import embed, fit_fusion, kinds_of
 from siglum.fuse.modules import Fusion, plain_sum
 from siglum.fuse.store import load_fusion, save_fusion
 from siglum.generate.decoder import CodeDecoder
+from siglum.generate.history_train import Validate, fit_history_decoder
 from siglum.generate.query import QueryHead, fit_query_head
 from siglum.generate.store import save_decoder
 from siglum.generate.train import fit_decoder
@@ -153,10 +154,10 @@ def make_vectors(
     )
 
 
-def take_vectors(run: RunFolder, vectors: Vectors, fields: Sequence[str] = ()) -> str:
+def take_vectors(run: RunFolder, vectors: Vectors, fields: Sequence[str] = (), encoder: str = "none") -> str:
     """Stage 1 from one's own features; those of one size are taken to live in one space."""
     joint = plain_sum(vectors.items.image.shape[1], vectors.items.text.shape[1]) is not None
-    return save_vectors(run.vectors, vectors, {"collection": "arrays"}, fields, encoder="none", joint=joint)
+    return save_vectors(run.vectors, vectors, {"collection": "arrays"}, fields, encoder=encoder, joint=joint)
 
 
 def make_dense(run: RunFolder, *, device: str = "cpu", resume: bool = False, log: Log | None = None) -> Fusion:
@@ -200,20 +201,30 @@ def make_tokenizer(run: RunFolder, *, device: str = "cpu", resume: bool = False,
     return tokenizer
 
 
-def make_decoder(run: RunFolder, *, device: str = "cpu", resume: bool = False, log: Log | None = None) -> None:
-    """Stage 3: train the decoder."""
+def make_decoder(
+    run: RunFolder,
+    *,
+    device: str = "cpu",
+    resume: bool = False,
+    log: Log | None = None,
+    validate: Validate | None = None,
+) -> None:
+    """Stage 3: train the decoder; `validate` measures one that reads histories beside its losses."""
     config, log = run.config(), log or run.log()
     vectors, made_from = load_vectors(run.vectors)
     tokenizer, record = load_tokenizer(run.tokenizer, device, vectors=made_from)
     options: dict[str, Any] = {"device": device, "folder": run.decoder / "checkpoint", "resume": resume, "log": log}
-    decoder, head = _train_decoder(vectors, tokenizer, config, **options)
+    decoder, head = _train_decoder(vectors, tokenizer, config, validate, **options)
     save_decoder(run.decoder, decoder, record["tokenizer_fingerprint"], head, parameters=decoder.parameter_count())
 
 
 def _train_decoder(
-    vectors: Vectors, tokenizer: Tokenizer, config: RunConfig, **options: Any
+    vectors: Vectors, tokenizer: Tokenizer, config: RunConfig, validate: Validate | None = None, **options: Any
 ) -> tuple[CodeDecoder, QueryHead | None]:
     """Train the query head, where there is to be one, and then the decoder."""
+    if config.decoder.history.items:
+        options = {"seed": config.seed, "validate": validate, **options}
+        return fit_history_decoder(vectors, tokenizer, config.decoder, **options)[0], None
     head = fit_query_head(vectors, tokenizer, config.query, seed=config.seed, **options)
     return fit_decoder(vectors, tokenizer, config.decoder, head=head, seed=config.seed, **options)[0], head
 
@@ -227,12 +238,18 @@ class TrainedModels(TypedDict):
 
 
 def train_all(
-    vectors: Vectors, config: RunConfig, fields: Sequence[str] = (), *, device: str = "cpu"
+    vectors: Vectors,
+    config: RunConfig,
+    fields: Sequence[str] = (),
+    *,
+    device: str = "cpu",
+    validation: Callable[[Vectors, Tokenizer], Validate | None] | None = None,
 ) -> tuple[TrainedModels, Index]:
     """Make what the stages make, to the same bits, and write nothing."""
     dense, _ = fit_fusion(vectors, config.fusion, seed=config.seed, device=device)
     tokenizer = fit_tokenizer(vectors, dense, config.tokenizer, seed=config.seed, device=device)
-    decoder, head = _train_decoder(vectors, tokenizer, config, device=device)
+    validate = None if validation is None else validation(vectors, tokenizer)
+    decoder, head = _train_decoder(vectors, tokenizer, config, validate, device=device)
     models: TrainedModels = {"tokenizer": tokenizer, "decoder": decoder, "head": head}
     return models, _index_items(vectors.items, tokenizer, fields, device)[0]
 

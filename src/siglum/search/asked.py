@@ -11,7 +11,7 @@ from typing import Any, Literal, TypedDict
 
 import numpy as np
 
-from siglum.config import Normalisation, SearchConfig, as_dict, from_dict
+from siglum.config import HistoryVector, Normalisation, SearchConfig, as_dict, from_dict
 from siglum.data.pictures import file_of, is_image
 from siglum.given import check_row, listed
 from siglum.index import Allowed, Index
@@ -31,6 +31,7 @@ class SearchOptions(TypedDict, total=False):
     omega: float | None
     prior: float | None
     normalisation: Normalisation | None
+    vector: HistoryVector | None
     zscore: bool | None
     lookahead: bool | None
     leaf_order: Literal["pool", "dense"] | None

@@ -16,6 +16,7 @@ from torch import Tensor
 from siglum.config import SearchConfig
 from siglum.device import check_half_products
 from siglum.generate.decoder import CodeDecoder
+from siglum.generate.t5 import has_lone_key
 from siglum.index import Allowed, Index
 from siglum.search import ragged, static
 from siglum.search.beam import Ranking, search_items
@@ -114,10 +115,9 @@ class Engine:
             )
         fast = self.fast(config, asked)
         if isinstance(fast, GraphSearch):
-            return fast.search(asked.states, k=k, allowed=allowed)
+            return fast.search(asked, k=k, allowed=allowed)
         if fast is not None:
-            vector = asked.vector if config.mode == "scan" else asked.states
-            return fast.search(vector, k=k, allowed=allowed, item_ND=item_ND)
+            return fast.search(asked, k=k, allowed=allowed, item_ND=item_ND)
         return search_items(
             self.scorer(config),
             self.index,
@@ -149,13 +149,14 @@ class Engine:
         A configuration that only a fast engine has an answer to is refused where that has none. Without a query it is
         asked for fused vectors.
         """
-        several = None if query is None or query.is_vector or config.mode == "scan" else "queries that are no vectors"
         if self.device.startswith("cuda"):
             if config.precision == "int8":
                 raise SiglumError("int8 is arithmetic of the CPU; on a GPU use search.precision bf16.")
-            if several is None and self.fits_static(config):
+            if self.fits_static(config, query):
                 return self.fast_engines.get(self, config, use_static=True)
-        against = ragged.reason_against(config, self.decoder) or several
+        against = ragged.reason_against(config, self.decoder)
+        if query is not None and query.states.ndim == 3 and config.mode != "scan" and self._reads_one_state:
+            against = against or "states in the place of vectors, as its decoder reads one soft token"
         if config.engine == "reference":
             against = against or "search.engine reference"
         if against is None:
@@ -166,10 +167,16 @@ class Engine:
             )
         return None
 
-    def fits_static(self, config: SearchConfig) -> bool:
-        """Return whether a search of static shapes has an answer to this configuration."""
-        known = config.engine != "reference" and self.decoder is not None and len(self.index) > 0
-        return known and static.reason_against(config) is None
+    @property
+    def _reads_one_state(self) -> bool:
+        return self.decoder is not None and has_lone_key(self.decoder.config)
+
+    def fits_static(self, config: SearchConfig, query: EncodedQuery | None = None) -> bool:
+        """Return whether a search of static shapes has an answer to this configuration, asked with such a query."""
+        if config.engine == "reference" or self.decoder is None or not len(self.index):
+            return False
+        fits = query is None or static.fits(query, self.decoder)
+        return fits and static.reason_against(config) is None
 
     def make(self, config: SearchConfig, use_static: bool) -> Fast:
         """Return a new fast engine, its weights folded."""

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from siglum.generate.decoder import CodeDecoder
-from siglum.generate.t5 import EPS, Attention, RMSNorm, T5Block
+from siglum.generate.t5 import EPS, Attention, RMSNorm, T5Block, has_lone_key
 
 
 class FoldedBlock(NamedTuple):
@@ -52,7 +52,7 @@ class FoldedDecoder:
     @torch.no_grad()
     def __init__(self, decoder: CodeDecoder) -> None:
         """Fold the weights."""
-        stack, lone = decoder.decoder, decoder.config.soft_tokens == 1
+        stack, lone = decoder.decoder, has_lone_key(decoder.config)
         self.token_offset_L = [1 + sum(decoder.sizes[:level]) for level in range(len(decoder.sizes))]
         """Row of the tables where each level's tokens begin; row 0 is the start token."""
         self.blocks = [_block(block, lone) for block in _blocks(stack.blocks)]

@@ -24,11 +24,13 @@ from siglum.generate.decoder import CodeDecoder
 from siglum.generate.query import QueryHead
 from siglum.generate.store import load_decoder, save_decoder
 from siglum.given import check_id
+from siglum.index import Index
 from siglum.log import progress as told
 from siglum.run.folder import RunFolder
 from siglum.search.asked import AskedQueries, QueryLike, items_of
 from siglum.search.state import NewItems, checked_items
 from siglum.terminal import shown_if
+from siglum.tokenize.disambiguate import fit_in
 from siglum.tokenize.store import save_tokenizer
 from siglum.tokenize.train import Tokenizer
 from siglum.types import Features, Item, Picture, Query, SiglumError, shown
@@ -38,6 +40,11 @@ Row = TypeVar("Row", Item, Query)
 
 class Models:
     """Tokenizer, decoder, query head and encoder; threads may share them."""
+
+    @property
+    def index(self) -> Index:
+        """The items there are."""
+        raise NotImplementedError
 
     def __init__(
         self,
@@ -127,6 +134,9 @@ class Models:
                 " nor ".join(kind.name.lower().replace("_", " and ") for kind in unknown),
             )
         codes_ML = self.tokenizer.quantizer.encode(vectors_MD, kinds_M).cpu().numpy()
+        last = self.tokenizer.quantizer.config.disambiguation
+        if last and len(codes_ML):
+            codes_ML = fit_in(codes_ML, self.index.codes(np.arange(len(self.index))), last)
         return NewItems(features.ids, codes_ML, vectors_MD, fields_by_id(rows, features.ids))
 
     def _nothing(self) -> NewItems:

@@ -54,10 +54,18 @@ class EncodedQuery:
             raise SiglumError("geometry needs a vector of every query, but these have none; use scorer decoder.")
         return self.vector_QD
 
+    def __getitem__(self, rows: slice | Tensor) -> EncodedQuery:
+        """Return some of the queries."""
+        return self._each(itemgetter(rows))
+
+    def to(self, device: str) -> EncodedQuery:
+        """Return the queries on a device."""
+        return self._each(lambda part: part.to(device))
+
     def split(self, size: int) -> Iterator[EncodedQuery]:
         """Give the queries in batches of this size."""
         for start in range(0, len(self), size):
-            yield self._each(itemgetter(slice(start, start + size)))
+            yield self[start : start + size]
 
     def checked(self, dim: int, device: str) -> EncodedQuery:
         """Return the queries in full precision on a device, after refusing what are not finite numbers of this width.
@@ -83,6 +91,10 @@ class EncodedQuery:
         if vector is not None:
             vector = states if vector is self.states else change(vector)
         return EncodedQuery(states, vector, None if mask is None else change(mask))
+
+
+Questions = Tensor | EncodedQuery
+"""Fused vectors (Q, D), or encoded queries."""
 
 
 def _check_vectors(query_QD: Tensor | None, dim: int) -> None:

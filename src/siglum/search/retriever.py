@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import Any, Unpack, overload
+from typing import Any, Self, Unpack, overload
 
 import numpy as np
 import torch
@@ -100,7 +100,7 @@ class Retriever(Models):
         return self._state.item_ND
 
     @classmethod
-    def load(cls, folder: str | Path, *, device: str = "auto", encoder: Encoder | str | None = None) -> Retriever:
+    def load(cls, folder: str | Path, *, device: str = "auto", encoder: Encoder | str | None = None) -> Self:
         """Open a run folder; the index is memory-mapped. Without a decoder it warns and searches by geometry.
 
         `device` auto is a GPU where there is one. An `encoder` of one's own, an object or a name, takes the place of
@@ -149,7 +149,7 @@ class Retriever(Models):
         device: str = "auto",
         encoder: Encoder | str | None = None,
         progress: bool = False,
-    ) -> Retriever:
+    ) -> Self:
         """Open a retriever of the Hugging Face hub, or of a folder; what the hub's cache holds is not fetched again.
 
         Only JSON and safetensors are fetched, and checked as in `load`.

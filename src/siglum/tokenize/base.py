@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from siglum.config import TokenizerConfig
 from siglum.registry import QUANTISERS
+from siglum.tokenize.disambiguate import disambiguate
 from siglum.tokenize.kmeans import kmeans, nearest
 from siglum.types import Modality, SiglumError, one_of
 
@@ -23,11 +24,13 @@ NUM_MODALITIES = 3
 class Quantiser(nn.Module):
     """Codes of vectors; a subclass has `fit` and `codes_of`, and whatever else it learns as parameters and buffers.
 
-    `sizes` are the vocabularies of all tokens. Where the vector of a prefix is a sum of codewords, `codebooks[t]` is
-    (V_t, D), shallow to deep; else there are none, and prefixes are ranked by a decoder alone. With a modality token,
-    level 0 is the modality codebook: its code comes from metadata (or is learned), its codeword is subtracted before
-    the first level of the quantiser's own and is part of every reconstruction. New vectors are coded by `encode`, at
-    any time; its health is measured by `siglum.measure.health` from sizes, codes and codebooks.
+    `sizes` are the vocabularies of all tokens, `own_sizes` of those that say something of a vector: `encode` may number
+    equal codes by a last token (see `siglum.tokenize.disambiguate`), whose codewords are zero. Where the vector of a
+    prefix is a sum of codewords, `codebooks[t]` is (V_t, D), shallow to deep; else there are none, and prefixes are
+    ranked by a decoder alone. With a modality token, level 0 is the modality codebook: its code comes from metadata (or
+    is learned), its codeword is subtracted before the first level of the quantiser's own and is part of every
+    reconstruction. New vectors are coded by `encode`, at any time; its health is measured by `siglum.measure.health`
+    from sizes, codes and codebooks.
     """
 
     fixed_length: ClassVar[bool] = True
@@ -42,8 +45,9 @@ class Quantiser(nn.Module):
         if config.modality == "learned" and not (config.modality_vector and geometry):
             raise SiglumError("modality learned takes the nearest codeword, so it needs modality_vector; turn that on.")
         self.config, self.dim = config, dim
-        self.sizes: tuple[int, ...] = (() if config.modality == "none" else (NUM_MODALITIES,)) + tuple(config.vocab)
-        books = (nn.Parameter(torch.zeros(size, dim), requires_grad=False) for size in self.sizes if geometry)
+        self.own_sizes: tuple[int, ...] = (() if config.modality == "none" else (NUM_MODALITIES,)) + tuple(config.vocab)
+        self.sizes = self.own_sizes + ((config.disambiguation,) if config.disambiguation else ())
+        books = (nn.Parameter(torch.zeros(size, dim), requires_grad=False) for size in self.own_sizes if geometry)
         self.codebooks = nn.ParameterList(books)
 
     @property
@@ -71,12 +75,20 @@ class Quantiser(nn.Module):
 
     @torch.no_grad()
     def encode(self, vector_ND: Tensor, modality_N: Tensor | None = None, batch_size: int = 8192) -> Tensor:
-        """Return codes (N, T) without gradient."""
+        """Return codes (N, T) without gradient; where equal ones are numbered, those of these vectors are."""
         parts = []
         for start in range(0, len(vector_ND), batch_size):
             rows = slice(start, start + batch_size)
             parts.append(self.codes_of(vector_ND[rows], None if modality_N is None else modality_N[rows]))
-        return torch.cat(parts) if parts else torch.zeros(0, len(self.sizes), dtype=torch.long)
+        if not parts:
+            return torch.zeros(0, len(self.sizes), dtype=torch.long)
+        codes_NT, last = torch.cat(parts), self.config.disambiguation
+        return disambiguate(codes_NT, last) if last else codes_NT
+
+    def books(self) -> list[Tensor]:
+        """Return the codebooks of all tokens without gradient, zeros where codes are numbers; none without geometry."""
+        books = [book.detach() for book in self.codebooks]
+        return books + [books[0].new_zeros(size, self.dim) for size in self.sizes[len(books) :] if books]
 
     def check_geometry(self, what: str) -> None:
         """Refuse something that needs vectors of prefixes where there are none."""
@@ -90,8 +102,11 @@ class Quantiser(nn.Module):
         """Return the chosen codewords (N, T, D), with gradient to the codebooks."""
         self.check_geometry("a reconstruction")
         # Not book[code]: on several threads the gradient of an index is summed in any order.
-        levels = zip(codes_NT.unbind(1), self.codebooks, strict=True)
-        return torch.stack([F.embedding(code_N, book) for code_N, book in levels], 1)
+        own_NT = codes_NT[:, : len(self.codebooks)]
+        chosen_NTD = torch.stack(
+            [F.embedding(code_N, book) for code_N, book in zip(own_NT.unbind(1), self.codebooks, strict=True)], 1
+        )
+        return F.pad(chosen_NTD, (0, 0, 0, codes_NT.shape[1] - own_NT.shape[1]))
 
     def partial_sums(self, codes_NT: Tensor) -> Tensor:
         """Return the partial reconstructions x̂_l of every item (N, T, D), the vectors of its prefixes."""

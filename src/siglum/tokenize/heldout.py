@@ -40,7 +40,7 @@ def held_out_rank_losses(
     order = np.random.default_rng(seed).permutation(len(query_rows))
     for rows in np.array_split(order, max(1, round(len(order) / BATCH))):
         q, x = (torch.as_tensor(one[rows]).long().to(device) for one in (query_rows, item_rows))
-        codes = tokenizer.quantizer.encode(item[x], kinds[x])
+        codes = tokenizer.quantizer.encode(item[x], kinds[x])[:, : len(tokenizer.quantizer.own_sizes)]
         place = first_places(x)
         repeat = place != torch.arange(len(place), device=place.device)
         apart = tokenizer.fusion.config.negatives == "modality"

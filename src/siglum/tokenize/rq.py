@@ -54,13 +54,13 @@ class ResidualQuantizer(Quantiser):
     def __init__(self, config: TokenizerConfig, dim: int) -> None:
         super().__init__(config, dim)
         one_of("tokenizer.update", config.update, ("ema", "grad", "hybrid"))
-        self.register_buffer("offset_T", torch.tensor((0, *self.sizes[:-1])).cumsum(0), persistent=False)
+        self.register_buffer("offset_T", torch.tensor((0, *self.own_sizes[:-1])).cumsum(0), persistent=False)
         self.offset_T: Tensor
         """Where each level begins when the codes of all are counted in one row."""
         for level, book in enumerate(self.codebooks):
             fixed = level == 0 and self.has_modality and not config.modality_vector
             book.requires_grad_(config.update != "ema" and not fixed)
-        for level, size in enumerate(self.sizes):
+        for level, size in enumerate(self.own_sizes):
             self.register_buffer(f"count_{level}", torch.ones(size))
             self.register_buffer(f"total_{level}", torch.zeros(size, dim))
             self.register_buffer(f"idle_{level}", torch.zeros(size))
@@ -124,7 +124,7 @@ class ResidualQuantizer(Quantiser):
         """
         weight = 1.0 if vectors_per_step is None else vectors_per_step / len(vector_ND)
         residual = vector_ND.float()
-        for level, size in enumerate(self.sizes):
+        for level, size in enumerate(self.own_sizes):
             book = self.codebooks[level]
             if level < self.first_residual:
                 label = self.fit_modality(residual, modality_N, generator)
@@ -154,7 +154,7 @@ class ResidualQuantizer(Quantiser):
 
     def draw_revival_rows(self, rows: int, steps: int, generator: torch.Generator) -> RevivalRows:
         """Draw what the revivals of so many steps on so many vectors may take."""
-        config, sizes = self.config, self.sizes[self.first_residual :]
+        config, sizes = self.config, self.own_sizes[self.first_residual :]
         # By the fair share, a level of any size loses revive_below codes a vector, beside those that were idle before.
         late = math.ceil(config.revive_below * rows * steps)
         deaths = [size * steps if config.revive_absolute else size + late for size in sizes]
@@ -168,8 +168,8 @@ class ResidualQuantizer(Quantiser):
         """
         revived = {}
         place = (codes_NT + self.offset_T).flatten()
-        used = residuals[0].new_zeros(sum(self.sizes)).index_add_(0, place, residuals[0].new_ones(len(place)))
-        for level, used_V in enumerate(dist.sum_over_processes(used).split(self.sizes)):
+        used = residuals[0].new_zeros(sum(self.own_sizes)).index_add_(0, place, residuals[0].new_ones(len(place)))
+        for level, used_V in enumerate(dist.sum_over_processes(used).split(self.own_sizes)):
             residual_ND, code_N = residuals[level], codes_NT[:, level]
             fixed = level == 0 and self.has_modality and not self.config.modality_vector
             if not fixed and self.config.update != "grad":

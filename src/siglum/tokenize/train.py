@@ -46,7 +46,7 @@ class Tokenizer:
 
     def codebooks(self) -> list[Tensor]:
         """Return the codebooks without gradient, modality first; none where prefixes have no vectors."""
-        return [book.detach() for book in self.quantizer.codebooks]
+        return self.quantizer.books()
 
 
 def tokenizer_losses(
@@ -230,14 +230,14 @@ class TokenizerTraining(PairTraining):
         generator = torch.Generator().manual_seed(seed_of(self.seed, "tokenizer", epoch))
         sums: dict[str, Tensor] = {}
         work, revival_rows = self.batches("tokenizer", epoch, generator), self.draw_revival_rows(generator)
-        used = torch.zeros(sum(self.quantizer.sizes), device=self.device)
+        used = torch.zeros(sum(self.quantizer.own_sizes), device=self.device)
         for step, rows in work:
             losses, codes = self.step(dist.share(rows), step)
             for name, value in losses.items():
                 sums[name] = sums.get(name, torch.zeros((), device=self.device)) + value
             used.index_fill_(0, (codes + self.quantizer.offset_T).flatten(), 1.0)
         sums = {name: dist.sum_over_processes(value) / dist.world() for name, value in sums.items()}
-        seen = (dist.sum_over_processes(used) > 0).float().split(self.quantizer.sizes)
+        seen = (dist.sum_over_processes(used) > 0).float().split(self.quantizer.own_sizes)
         metrics: Metrics = {f"loss_{name}": float(value) / self.steps for name, value in sums.items()}
         metrics["usage"] = [round(float(level.mean()), 4) for level in seen]
         metrics["revived"] = int(revival_rows.taken)
@@ -252,7 +252,7 @@ class TokenizerTraining(PairTraining):
         self.fusion.eval()
         query, item = self._vectors(query_rows, item_rows)
         self.fusion.train(was_training)
-        codes = self.quantizer.encode(item, self.modality[item_rows])
+        codes = self.quantizer.encode(item, self.modality[item_rows])[:, : len(self.quantizer.own_sizes)]
         shares = token_survival(
             query, codes, list(self.quantizer.codebooks), WATCHED_BEAM, self.quantizer.first_residual
         )

@@ -250,6 +250,8 @@ def _run_pool(run: Path, items: int, queries: int) -> Pool:
     codes_NT = quantizer.encode(vector_ND, kinds).numpy()
     asked = np.concatenate([task.query_rows for task in systems.vectors.of_split(systems.split)])
     order = torch.randperm(len(asked), generator=generator)
+    if not isinstance(systems.own.query_MD, torch.Tensor):
+        raise SiglumError(f"the queries of {run} are histories, and speed is measured on vectors; give another run.")
     query_QD = systems.own.query_MD[torch.as_tensor(asked)[order]]
     kept = max(1, len(query_QD) - LEARNT) if len(query_QD) <= queries + LEARNT else queries
     notes = [f"{len(rows):,} of the {items:,} items are the run's, the others mixtures of them."] * (items > len(rows))

@@ -13,6 +13,7 @@ from siglum.generate.decoder import CodeDecoder
 from siglum.index import Allowed, Index
 from siglum.search.beam import Beams, Ranking, rank_items
 from siglum.search.prior import PriorTable
+from siglum.search.query import EncodedQuery
 from siglum.search.ragged.geometry import Geometry
 from siglum.search.ragged.network import Network
 from siglum.search.ragged.scan import Scan
@@ -91,48 +92,50 @@ class FastSearch:
 
     @torch.no_grad()
     def search(
-        self, query_QD: Tensor, *, k: int, allowed: Allowed | None = None, item_ND: Tensor | None = None
+        self, query: Tensor | EncodedQuery, *, k: int, allowed: Allowed | None = None, item_ND: Tensor | None = None
     ) -> list[Ranking]:
         """Return the k best items of every query; `item_ND` orders items of one leaf by similarity."""
         if k < 1:
             raise SiglumError(f"k must be at least 1, not {k}.")
-        found: list[Ranking] = []
-        for part_QD in query_QD.split(self.config.batch_size):
-            for piece_QD, beams in self._side_by_side(part_QD, k, allowed):
-                dense = None if item_ND is None else (piece_QD, item_ND)
-                found.extend(rank_items(self.index, beams, len(piece_QD), k, allowed, dense))
+        asked, found = EncodedQuery.of(query), list[Ranking]()
+        if asked.states.ndim == 3:  # without a query there are no states of as many tokens to begin with
+            self.prepare()
+        for part in asked.split(self.config.batch_size):
+            for piece, beams in self._side_by_side(part, k, allowed):
+                dense = None if item_ND is None else (piece.vector, item_ND)
+                found.extend(rank_items(self.index, beams, len(piece), k, allowed, dense))
         return found
 
-    def _side_by_side(self, query_QD: Tensor, k: int, allowed: Allowed | None) -> list[tuple[Tensor, Beams]]:
+    def _side_by_side(self, query: EncodedQuery, k: int, allowed: Allowed | None) -> list[tuple[EncodedQuery, Beams]]:
         """Search a batch in as many pieces as there are threads, one each: products this small share threads badly."""
-        threads = torch.get_num_threads() if query_QD.device.type == "cpu" and can_split() else 1
-        pieces = query_QD.chunk(min(threads, len(query_QD))) if len(query_QD) else (query_QD,)
+        threads = torch.get_num_threads() if query.device.type == "cpu" and can_split() else 1
+        pieces = [*query.split(max(1, -(-len(query) // threads)))]
         if self.config.mode in ("scan", "scan-rescore") or self._looks_ahead:
             self._codes()  # made before the pieces ask for it
         if len(pieces) == 1:
-            return [(query_QD, self._beams(query_QD, k, allowed))]
+            return [(query, self._beams(query, k, allowed))]
 
-        def answer(piece_QD: Tensor) -> Beams:
+        def answer(piece: EncodedQuery) -> Beams:
             with torch.no_grad():
-                return self._beams(piece_QD, k, allowed)
+                return self._beams(piece, k, allowed)
 
         return list(zip(pieces, self.workers.pool().map(answer, pieces), strict=True))
 
-    def _beams(self, query_QD: Tensor, k: int, allowed: Allowed | None) -> Beams:
+    def _beams(self, query: EncodedQuery, k: int, allowed: Allowed | None) -> Beams:
         """Return the leaves that the mode finds, with their scores."""
         config = self.config
         if config.mode == "scan":
-            return self._codes().best(query_QD, k, allowed)
+            return self._codes().best(query.vector, k, allowed)
         if config.mode == "scan-rescore":
-            short = self._codes().best(query_QD, config.beam, allowed)
-            return self._walk(query_QD, len(self.index), allowed).rescore(query_QD, short)
-        return self._walk(query_QD, config.beam, allowed).run(query_QD)
+            short = self._codes().best(query.vector, config.beam, allowed)
+            return self._walk(query, len(self.index), allowed).rescore(query, short)
+        return self._walk(query, config.beam, allowed).run(query)
 
     @property
     def _looks_ahead(self) -> bool:
         return self.config.lookahead and self.config.omega > 0 and self.config.mode != "scan"
 
-    def _walk(self, query_QD: Tensor, beam: int, allowed: Allowed | None) -> Walk:
+    def _walk(self, query: EncodedQuery, beam: int, allowed: Allowed | None) -> Walk:
         config = self.config
         assert self.network is not None
         return Walk(
@@ -144,7 +147,7 @@ class FastSearch:
             budget=self._budget,
             renormalise=config.mode == "renormalised" or config.normalisation == "children",
             allowed=allowed,
-            potential=self._codes().potential(query_QD, config.omega, allowed) if self._looks_ahead else None,
+            potential=self._codes().potential(query.vector, config.omega, allowed) if self._looks_ahead else None,
             prior=None if self._prior_table is None or not config.prior else (config.prior, self._prior_table),
         )
 

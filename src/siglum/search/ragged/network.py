@@ -17,7 +17,7 @@ from torch import Tensor
 from siglum.generate.decoder import CodeDecoder
 from siglum.search.folded import FoldedBlock, FoldedDecoder
 from siglum.search.ragged.linear import Linear, attention_type, build_feed_forward, build_linear, inverse_rms
-from siglum.search.ragged.reader import Memory, Reader
+from siglum.search.ragged.reader import KeysValuesBias, Memory, Reader
 from siglum.types import SiglumError
 
 Attend = Callable[[int, Tensor], Tensor]
@@ -76,14 +76,18 @@ class Network:
         # Twice as fast as `logsumexp`, whose intermediate results go through memory.
         return logits_RV[:, 0].float() - logits_RV.log_softmax(-1, dtype=torch.float32)[:, 0]
 
-    def _cross(self, layer: Layer, x_RM: Tensor, query_R: Tensor, kept: tuple[Tensor, Tensor]) -> Tensor:
-        """Attend to several soft tokens, one query after the other."""
+    def _cross(self, layer: Layer, x_RM: Tensor, query_R: Tensor, kept: KeysValuesBias) -> Tensor:
+        """Attend to several tokens, one query after the other."""
         assert layer.cross_query is not None and layer.cross_out is not None
-        counts = torch.bincount(query_R, minlength=len(kept[0])).tolist()
+        k_QHSK, v_QHSK, bias = kept
+        counts = torch.bincount(query_R, minlength=len(k_QHSK)).tolist()
+        each = layer.cross_query(x_RM, inverse_rms(x_RM)).split(counts)
+        out = [None] * len(each) if bias is None else bias[:, 0]
         read = []
-        for q_rI, k_HSK, v_HSK in zip(layer.cross_query(x_RM, inverse_rms(x_RM)).split(counts), *kept, strict=True):
+        for q_rI, k_HSK, v_HSK, out_1S in zip(each, k_QHSK, v_QHSK, out, strict=True):
             q_HrK = q_rI.view(-1, self.heads, self.width).transpose(0, 1).to(self.dtype)
-            weight_HrS = (q_HrK @ k_HSK.transpose(1, 2)).float().softmax(-1).to(self.dtype)
+            score_HrS = (q_HrK @ k_HSK.transpose(1, 2)).float()
+            weight_HrS = (score_HrS if out_1S is None else score_HrS + out_1S).softmax(-1).to(self.dtype)
             read.append((weight_HrS @ v_HSK).transpose(0, 1).flatten(1))
         return layer.cross_out(torch.cat(read))
 

@@ -11,16 +11,20 @@ from torch import Tensor
 
 from siglum.generate.decoder import CodeDecoder
 from siglum.search.folded import FoldedReader
+from siglum.search.query import EncodedQuery
 from siglum.search.ragged.linear import attention_type, build_feed_forward, build_linear, inverse_rms
+
+KeysValuesBias = tuple[Tensor, Tensor, Tensor | None]
+"""Keys and values (Q, H, S, K), and minus infinity where there is none, else 0 (Q, 1, 1, S)."""
 
 
 @dataclass(slots=True)
 class Memory:
-    """What cross-attention adds: one vector a layer and query, or the keys and values of several soft tokens."""
+    """What cross-attention adds: one vector a layer and query, or the keys and values of several tokens."""
 
     added_QM: list[Tensor]
-    kept: list[tuple[Tensor, Tensor]]
-    """Keys and values (Q, H, S, K) of every layer; empty where what is added is constant."""
+    kept: list[KeysValuesBias]
+    """Of every layer; empty where what is added is constant."""
 
 
 class Reader:
@@ -37,11 +41,15 @@ class Reader:
         ]
         self.layers, self.cross = len(decoder.decoder.blocks), build_linear(folded.cross, "fp32")
 
-    def __call__(self, query_QD: Tensor) -> Memory:
-        """Read the queries."""
+    def __call__(self, query: EncodedQuery) -> Memory:
+        """Read the queries: vectors, or what an encoder made of them where it makes several states."""
+        query_QD = query.states
         if not self.constant:
-            kept = self.decoder.decoder.keep(self.decoder.encode(query_QD.float()))
-            return Memory([], [(k.to(self.dtype), v.to(self.dtype)) for k, v, _ in kept])
+            if query_QD.ndim == 3:
+                self.decoder.check_states(query_QD)
+            states = query_QD if query_QD.ndim == 3 else self.decoder.encode(query_QD.float())
+            kept = self.decoder.decoder.keep(states, query.mask_QS)
+            return Memory([], [(k.to(self.dtype), v.to(self.dtype), bias) for k, v, bias in kept])
         self.decoder.soft_tokens(query_QD[:0])  # refuses queries of another width
         x_QM = self.soft(query_QD.float()) + self.soft_bias
         for attend, feed in self.blocks:

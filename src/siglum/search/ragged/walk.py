@@ -15,6 +15,7 @@ from siglum.index import Allowed, Children, Index
 from siglum.search.beam import Beams, best_per_query
 from siglum.search.lookahead import Potential
 from siglum.search.prior import PriorTable
+from siglum.search.query import EncodedQuery
 from siglum.search.ragged.cache import Cache, as_rows
 from siglum.search.ragged.geometry import Geometry, pairwise
 from siglum.search.ragged.live import Live, Position
@@ -66,9 +67,9 @@ class Walk:
         """Hidden states of the live prefixes, where they have been run with the step before."""
 
     @torch.no_grad()
-    def run(self, query_QD: Tensor) -> Beams:
+    def run(self, query: EncodedQuery) -> Beams:
         """Return the surviving leaves of every query."""
-        live = self._begin(query_QD)
+        live = self._begin(query)
         found = [live.part(np.zeros(0, np.int64)).beams]
         tails: list[tuple[Live, Paths]] = []
         for level in range(self.index.levels):
@@ -85,20 +86,20 @@ class Walk:
         return Beams(*(column[order] for column in joined))
 
     @torch.no_grad()
-    def rescore(self, query_QD: Tensor, leaves: Beams) -> Beams:
+    def rescore(self, query: EncodedQuery, leaves: Beams) -> Beams:
         """Return these leaves with the score of a search in place of their own, in one pass."""
-        live = self._begin(query_QD)
+        live = self._begin(query)
         paths = Paths(0, leaves.query, leaves.query, self.index.codes(leaves.lo), leaves.lo, leaves.hi)
         return self._finish(live, paths) if len(paths) else leaves
 
-    def _begin(self, query_QD: Tensor) -> Live:
+    def _begin(self, query: EncodedQuery) -> Live:
         """Encode the queries and return their empty prefixes."""
-        num, device = len(query_QD), query_QD.device
+        num, device, states = len(query), query.device, query.states
         self.device, self.queries = device, num
         unknown = self.known_prior is not None and not self.known_prior.complete
-        null_1D = query_QD.new_zeros(int(unknown), query_QD.shape[1])
-        self.memory = self.network.read(torch.cat([query_QD, null_1D]) if len(null_1D) else query_QD)
-        live = self._roots(np.arange(num), query_QD.float() if self.geometry is not None else query_QD[:, :0])
+        null_1D = states.new_zeros(int(unknown), states.shape[1])
+        self.memory = self.network.read(EncodedQuery(torch.cat([states, null_1D])) if len(null_1D) else query)
+        live = self._roots(np.arange(num), states.new_zeros(num, 0) if self.geometry is None else query.vector.float())
         if len(null_1D):
             live.null, live.null_R = self._roots(np.array([num]), null_1D[:, :0]), np.zeros(num, np.int64)
         return live

@@ -13,7 +13,9 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
+from siglum.search.query import EncodedQuery
 from siglum.search.static.added import Added
+from siglum.search.static.asked import AskedLayout
 from siglum.search.static.beam_ops import GeometryTables, LiveNodes, leaf_bounds
 from siglum.search.static.beam_steps import Steps, Tail
 from siglum.search.static.fused import BEAM, FusedSteps
@@ -65,9 +67,10 @@ class StaticSearch:
         tokens: int = TOKENS,
         shape: Shape | None = None,
         added: Added | None = None,
+        asked: AskedLayout | None = None,
     ) -> None:
-        """Hold the parts and count what fixes the shapes, unless that is known."""
-        self.added = added
+        """Hold the parts and count what fixes the shapes, unless that is known; by default vectors are asked."""
+        self.added, self.asked = added, asked or AskedLayout(0, 0, 0)
         self.trie, self.passes, self.geometry, self.beam, self.tokens = trie, passes, geometry, beam, tokens
         self.shape = Shape.of(trie, beam) if shape is None else shape
         self.plans: dict[int, Plan] = {}
@@ -79,11 +82,11 @@ class StaticSearch:
     @torch.no_grad()
     def find(self, query_QD: Tensor, plan: Plan, k: int, trace: list[LiveNodes] | None = None) -> PackedFound:
         """Return the k best rows of every query; `trace` collects the live nodes after every level walked."""
-        shape, queries = self.shape, len(query_QD)
+        shape, queries, asked = self.shape, len(query_QD), self.asked.unpack(query_QD)
         layout = self.layout(plan, queries)
-        dot_QV = self._begin(query_QD)
-        given = None if self.added is None else self.added.begin(query_QD, plan.depth)
-        cross = self.passes.cross(query_QD)
+        dot_QV = self._begin(asked)
+        given = None if self.added is None else self.added.begin(asked.vector, plan.depth)
+        cross = self.passes.cross(asked)
         cache = self.passes.cache(queries * layout.start[-1])
         tree_QTM = self.passes.onto(cache, 0, layout.token_QT, layout.seen_QTS, cross)
         if dot_QV is not None and self._side is not None:
@@ -132,13 +135,13 @@ class StaticSearch:
         kind = FusedSteps if self.passes.fuses("steps") and self.beam <= BEAM else Steps
         return kind(self.trie, self.geometry, self.shape, self.beam, self.passes.weights.token_offset, self.added)
 
-    def _begin(self, query_QD: Tensor) -> Tensor | None:
+    def _begin(self, query: EncodedQuery) -> Tensor | None:
         """Return what geometry needs of the queries, worked out beside the first pass on a GPU."""
         if self.geometry is None or self._side is None:
-            return None if self.geometry is None else self.geometry.begin(query_QD)
+            return None if self.geometry is None else self.geometry.begin(query.vector)
         self._side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._side):
-            return self.geometry.begin(query_QD)
+            return self.geometry.begin(query.vector)
 
     def _tail(self, cache: Tensor, tail: Tail, cross: Cross, plan: Plan, k: int) -> PackedFound:
         """Score all leaf paths of the live nodes in one pass and replay the pruning."""
@@ -152,8 +155,7 @@ class StaticSearch:
 
     def _leaf_scores(self, cache: Tensor, tail: Tail, part: slice, cross: Cross, depth: int) -> Tensor:
         """Return what the leaves' codes add to their paths (Q, C, T) for some of the queries."""
-        own = cast(Cross, [type(kept)(*(whole[part] for whole in kept)) for kept in cross])
-        code_QCT = tail.code_QCT[part]
+        own, code_QCT = cast(Cross, [kept.part(part) for kept in cross]), tail.code_QCT[part]
         gain_RT = None if tail.gain_QCT is None else tail.gain_QCT[part].flatten(0, 1)
         hidden_QCTM = self.passes.tail(cache, tail.past_QCd[part], tail.token_QCT[part], own)
         step_RT = self.passes.log_probability(hidden_QCTM.flatten(0, 1), code_QCT.flatten(0, 1), depth, gain_RT)

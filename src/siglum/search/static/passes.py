@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from siglum.search.static.weights import Constant, Cross, KeysValues, LayerWeights, Weights, norm
+from siglum.search.query import EncodedQuery
+from siglum.search.static.weights import MASK_MULTIPLE, Constant, Cross, KeysValues, LayerWeights, Weights, norm
 from siglum.types import one_of
 
 KERNELS = ("none", "attention", "steps", "all")
@@ -26,8 +27,6 @@ KERNELS = ("none", "attention", "steps", "all")
 products of few rows together with the norms before them."""
 FEW_ROWS = 64
 """The most rows that count as few: one tile holds them."""
-MASK_MULTIPLE = 16
-"""Rows of a mask start at multiples of this many numbers, as fused attention asks for."""
 
 
 class Passes:
@@ -42,9 +41,9 @@ class Passes:
         """Return whether this part of a search is in kernels of our own."""
         return KERNELS.index(self.kernels) >= KERNELS.index(part)
 
-    def cross(self, query_QD: Tensor) -> Cross:
+    def cross(self, query: EncodedQuery) -> Cross:
         """Return what cross-attention adds or reads, per layer."""
-        return self.weights.cross(query_QD, product=_kernels().product if self._few(len(query_QD)) else None)
+        return self.weights.cross(query, product=_kernels().product if self._few(len(query)) else None)
 
     def cache(self, rows: int) -> Tensor:
         """Return room for tokens (layers, rows, 3 H K)."""
@@ -180,16 +179,16 @@ class Passes:
         return norm(x_QTM if add_Q1M is None else x_QTM + add_Q1M)
 
     def _cross(self, x_QTM: Tensor, layer: LayerWeights, kept: KeysValues) -> None:
-        """Add attention to several soft tokens, in place."""
+        """Add attention to several tokens, in place."""
         assert layer.cross_q is not None and layer.cross_o is not None
-        mixed = _attend(self.weights.split(F.linear(self._norm(x_QTM, None), layer.cross_q)), *kept, None)
+        mixed = _attend(self.weights.split(F.linear(self._norm(x_QTM, None), layer.cross_q)), *kept)
         x_QTM += F.linear(mixed, layer.cross_o)
 
 
 def _attend(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, bias_BHTS: Tensor | None) -> Tensor:
     """Return attention without T5's absent scaling, heads joined (B, T, H K)."""
     if bias_BHTS is not None:
-        bias_BHTS = bias_BHTS.expand(len(q_BHTK), -1, -1, -1)
+        bias_BHTS = bias_BHTS.expand(len(q_BHTK), q_BHTK.shape[1], q_BHTK.shape[2], -1)
     with _backends(q_BHTK):
         mixed = F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, attn_mask=bias_BHTS, scale=1.0)
     return mixed.transpose(1, 2).flatten(2)

@@ -21,7 +21,9 @@ from siglum.generate.decoder import CodeDecoder
 from siglum.index import Allowed, Index
 from siglum.search.beam import Ranking
 from siglum.search.prior import PriorOnce
+from siglum.search.query import EncodedQuery
 from siglum.search.static.added import Added
+from siglum.search.static.asked import AskedLayout
 from siglum.search.static.beam_ops import GeometryTables
 from siglum.search.static.engine import TOKENS, PackedFound, StaticSearch
 from siglum.search.static.graph import Captured
@@ -70,7 +72,8 @@ class GraphSearch:
         _check(config, decoder)
         self._decoder, self._prior_once = decoder, PriorOnce()
         self.device = torch.device(check_device(str(device)))
-        self.index, self.config, self.width = index, config, decoder.query_dim
+        self.index, self.config, self.asked = index, config, AskedLayout.of(decoder)
+        self.width = self.asked.numbers
         self._graphs = graphs and self.device.type == "cuda"
         against = _reason_against_kernels(decoder)
         if fused and against:
@@ -111,8 +114,9 @@ class GraphSearch:
             self.engine.learn(query_QD.to(self.device, torch.float32))
 
     @torch.no_grad()
-    def search(self, query_QD: Tensor, *, k: int, allowed: Allowed | None = None) -> list[Ranking]:
+    def search(self, query: Tensor | EncodedQuery, *, k: int, allowed: Allowed | None = None) -> list[Ranking]:
         """Return rankings of at most k items a query, over the rows a filter allows; a filter's search is no graph."""
+        query_QD = self.asked.pack(EncodedQuery.of(query))
         if allowed is not None and not allowed.rows.any():
             nothing = np.zeros(0, np.int64)
             return [Ranking(nothing, nothing, np.zeros(0)) for _ in range(len(query_QD))]
@@ -244,7 +248,7 @@ class GraphSearch:
         ahead, geometry = (geometry, None) if config.lookahead else (None, geometry)
         if ahead is not None or config.prior > 0:
             added = Added(trie, ahead, self._prior(trie) if config.prior > 0 else None)
-        return StaticSearch(trie, self.passes, geometry, config.beam, self._tokens, shape, added)
+        return StaticSearch(trie, self.passes, geometry, config.beam, self._tokens, shape, added, self.asked)
 
     def _prior(self, trie: DeviceTrie) -> Tensor:
         """Return what the prior adds for the codes of a trie's rows (L, N)."""

@@ -17,6 +17,10 @@ from torch import Tensor
 from siglum.generate.decoder import CodeDecoder
 from siglum.generate.t5 import EPS
 from siglum.search.folded import FoldedBlock, FoldedDecoder
+from siglum.search.query import EncodedQuery
+
+MASK_MULTIPLE = 16
+"""Rows of a mask start at multiples of this many numbers, as fused attention asks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +56,24 @@ class Constant(NamedTuple):
     total: Tensor
     """In this layer and all before it (Q, 1, M)."""
 
+    def part(self, rows: slice) -> Constant:
+        """Return that of some of the queries."""
+        return Constant(self.own[rows], self.total[rows])
+
 
 class KeysValues(NamedTuple):
-    """What cross-attention to several soft tokens looks at."""
+    """What cross-attention to several tokens looks at."""
 
     k: Tensor
     """Keys (Q, H, S, K)."""
     v: Tensor
     """Values (Q, H, S, K)."""
+    bias: Tensor | None = None
+    """Minus infinity where there is no token, else 0 (Q, 1, 1, S)."""
+
+    def part(self, rows: slice) -> KeysValues:
+        """Return that of some of the queries."""
+        return KeysValues(self.k[rows], self.v[rows], None if self.bias is None else self.bias[rows])
 
 
 Cross = list[Constant] | list[KeysValues]
@@ -88,11 +102,19 @@ class Weights:
             self._encoder = [(self._put(mix), self._feed(wide, narrow)) for mix, wide, narrow in blocks]
             self._cross = self._put(cross)
 
-    def cross(self, query_QD: Tensor, *, product: Callable[..., Tensor] | None = None) -> Cross:
+    def cross(self, query: EncodedQuery, *, product: Callable[..., Tensor] | None = None) -> Cross:
         """Return what cross-attention adds or reads, per layer; `product` is `kernels.product`, for few queries."""
+        query_QD = query.states
         if not self.lone:
-            kept = self._source.decoder.keep(self._source.encode(query_QD))
-            return [KeysValues(k.to(self.dtype), v.to(self.dtype)) for k, v, _ in kept]
+            states = query_QD if query_QD.ndim == 3 else self._source.encode(query_QD)
+            kept = self._source.decoder.keep(states, query.mask_QS)
+            found = []
+            for k, v, bias in kept:
+                if bias is not None:  # its rows begin where fused attention asks for them
+                    length = bias.shape[-1]
+                    bias = F.pad(bias.to(self.dtype), (0, -length % MASK_MULTIPLE))[..., :length]
+                found.append(KeysValues(k.to(self.dtype), v.to(self.dtype), bias))
+            return found
         x_QM = F.linear(query_QD, self._soft, self._soft_bias).to(self.dtype)
         for mix, feed in self._encoder:
             if product is None:

@@ -1,0 +1,1 @@
+"""The benchmark on sequences of users."""
