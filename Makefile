@@ -44,7 +44,7 @@ format: .venv/.test
 # torch first and alone, so that its pinned build is the one every later package finds.
 .venv/.demo: .venv/bin/python pyproject.toml constraints.txt
 	$(PIP) torch==2.13.0
-	$(PIP) -e .
+	$(PIP) -e .[serve]
 	touch $@
 
 .venv/.test: .venv/.demo

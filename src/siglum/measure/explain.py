@@ -70,6 +70,8 @@ class Level:
     """The best of those kept."""
     last: Prefix
     """The last one kept: whatever ranks behind it is pruned."""
+    pruned: tuple[Prefix, ...] = ()
+    """The best of those pruned, as many as were asked for."""
 
     @property
     def name(self) -> str:
@@ -117,12 +119,14 @@ def explain(
     instruction: str | None = None,
     within: Within = None,
     best: int = BEST,
+    pruned: int = 0,
     **options: Unpack[SearchOptions],
 ) -> Explanation:
     """Follow a target through the search for one query: its rank, its score and what beats it, level by level.
 
     The query is as in `Retriever.search`, with an image or an instruction beside it, or a fused vector (1, D). `within`
-    restricts the search, `options` are fields of `SearchConfig`, `best` is how many prefixes a level tells.
+    restricts the search, `options` are fields of `SearchConfig`, `best` is how many prefixes a level tells of those it
+    kept, `pruned` of the others.
     Example: `siglum.explain("runs/mine", "two dogs in the snow", "dogs/7.jpg").rank`.
     """
     retriever = run if isinstance(run, Retriever) else Retriever.load(run)
@@ -132,6 +136,7 @@ def explain(
     retriever = copy(retriever)  # of one moment: others may add and remove meanwhile
     query_1D = query.to(retriever.device)
     given, best = {name: value for name, value in options.items() if value is not None}, whole_number("best", best)
+    whole_number("pruned", pruned, 0)
     index, config = retriever.index, from_dict(SearchConfig, {**as_dict(retriever.config), **given})
     if target not in index.ids:
         raise SiglumError(
@@ -155,6 +160,7 @@ def explain(
         ahead=retriever.engine.lookahead(config),
         first_residual=retriever.tokenizer.quantizer.first_residual,
         best=best,
+        pruned=pruned,
     )
     rank = int(place[0]) + 1 if len(place) else None
     return Explanation(target, levels[-1].target.codes, config.beam, tuple(levels), rank, len(hits), tuple(hits[:best]))
@@ -172,6 +178,7 @@ def follow(
     ahead: LookAhead | None = None,
     first_residual: int = 0,
     best: int = BEST,
+    pruned: int = 0,
 ) -> list[Level]:
     """Search for one query vector (1, D) and tell, level by level, where the item of this sorted row stands.
 
@@ -194,6 +201,7 @@ def follow(
         seen = _Seen(index, allowed, row, depth, kids, score_C, parts, rank_C, rank_R[kids.parent], kept_C)
         mine = int(np.flatnonzero((kids.lo <= row) & (row < kids.hi))[0])
         stay = [int(place) for place in order if kept_C[place]]
+        gone = [int(place) for place in order if runs_C[place] and not kept_C[place]][:pruned] if pruned else []
         levels.append(
             Level(
                 level=depth + 1 - first_residual,
@@ -203,6 +211,7 @@ def follow(
                 target=seen.tell(mine),
                 best=tuple(map(seen.tell, stay[:best])),
                 last=seen.tell(stay[-1]),
+                pruned=tuple(map(seen.tell, gone)),
             )
         )
         keep = np.flatnonzero(kept_C | (np.arange(len(kept_C)) == mine))
