@@ -90,7 +90,7 @@ def query(
     return {name: value for name, value in given.items() if value is not None}
 
 
-def new_item(id: str, text: str | None = None, image: Image | None = None) -> dict[str, Any]:  # noqa: A002
+def new_item(id: str, text: str | None = None, image: Image | None = None) -> dict[str, Any]:
     """Return an item to add, as the service takes it.
 
     >>> new_item("cat-17", "a grey cat")

@@ -58,8 +58,11 @@ class Decoders:
         whole = False
         try:
             async with asyncio.timeout(seconds):
-                if process is None or process.returncode is not None:
-                    process = await self._spawn()
+                if process is not None and process.returncode is not None:  # it died while it had nothing to do
+                    self.pids.discard(process.pid)
+                    self._restarted()
+                    process = None
+                process = process or await self._spawn()
                 status, found = await _talk(process, HEADER.pack(kind, side, framing, len(content)), content)
             whole = True
         except TimeoutError:

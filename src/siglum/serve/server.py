@@ -98,28 +98,29 @@ class SiglumServer(uvicorn.Server):
         self._ending = asyncio.ensure_future(end())
 
 
-def serve(service: Service, started: Callable[[int], None] = lambda port: None) -> None:
+def make_server(service: Service, started: Callable[[int], None] = lambda port: None) -> SiglumServer:
+    """Return the server of a service, not yet listening; `started` is told its port."""
+    config = service.config
+    settings = uvicorn.Config(
+        build_app(service),
+        host=config.host,
+        port=config.port,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=int(config.timeout) + 5,
+        ws="none",
+    )
+    return SiglumServer(settings, service, started)
+
+
+def serve(service: Service, started: Callable[[int], None]) -> None:
     """Serve until a signal ends it; what was taken is finished first."""
     config = service.config
-    server = SiglumServer(
-        uvicorn.Config(
-            build_app(service),
-            host=config.host,
-            port=config.port,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=30,
-            timeout_graceful_shutdown=int(config.timeout) + 5,
-            h11_max_incomplete_event_size=64 << 10,
-            ws="none",
-        ),
-        service,
-        started,
-    )
     try:
-        server.run()
+        make_server(service, started).run()
     except SystemExit as stop:
         raise SiglumError(f"could not listen on {config.host}:{config.port}; see the log above.") from stop
     finally:
@@ -132,6 +133,6 @@ def open_and_serve(
     """Open a run and serve it."""
     from siglum.given import as_folder
 
-    log_to_stderr(config.log)
     service = Service(as_folder(folder), config, device=device, wait=wait)
+    log_to_stderr(config.log)
     serve(service, lambda port: started(service, port))

@@ -44,7 +44,7 @@ class Service:
         self._gate = threading.Condition()
         self._writing, self._swapping = 0, False
         self._queued = 0
-        self.is_draining = False
+        self.is_draining, self._closed = False, False
         self.version = __version__
         self.served: Served = self._keep(lambda: self._opened(wait))
         self.batcher: Batcher[Ask, Any] = Batcher(
@@ -175,7 +175,11 @@ class Service:
             raise
 
     def close(self) -> None:
-        """Finish what was taken, and free the run."""
+        """Finish what was taken, and free the run; a second time does nothing."""
+        with self._gate:
+            if self._closed:
+                return
+            self._closed = True
         self.is_draining = True
         self.batcher.close()
         self._writers.shutdown()
