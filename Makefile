@@ -49,6 +49,7 @@ format: .venv/.test
 
 .venv/.test: .venv/.demo
 	$(PIP) -e .[dev]
+	@command -v chromium >/dev/null || [ "$$(id -u)" != 0 ] || apt-get install -y -qq --no-install-recommends chromium >/dev/null 2>&1 || echo "no Chromium: tests of the page skip"
 	touch $@
 
 clean:

@@ -110,6 +110,7 @@ async function browse() {
   state.asked = null;
   try {
     const found = await call(`/items?limit=${SAMPLE}`);
+    if (!state.settled) settle(found.items);
     const some = found.items.filter((_, place) => found.items.length <= K || place % 3 === Math.floor(place / 3) % 3);
     list($("grid"), some.slice(0, K));
     compare(null);
@@ -118,6 +119,12 @@ async function browse() {
   } catch (error) {
     fail(error);
   }
+}
+
+/** Where there are pictures, words look for these first. */
+function settle(items) {
+  state.settled = true;
+  if (items.some((item) => item.image)) $("kinds").querySelector("[value=text]").checked = false;
 }
 
 function suggest(items) {
@@ -218,7 +225,7 @@ function card(hit, missed) {
     li.dataset.near = near ?? 1;
   }
   part("mark").hidden = !missed.has(hit.id);
-  part("mark").textContent = missed.has(hit.id) ? "codes miss it" : "";
+  if (missed.has(hit.id)) part("follow").textContent = "Why missed?";
   scores(part("scores"), hit);
   act(li, hit, name);
   return li;
@@ -236,17 +243,23 @@ function scores(dl, hit) {
 function act(li, hit, name) {
   const part = (one) => li.querySelector(`.${one}`), takes = state.about.takes;
   const can = hit.image ? takes.image : takes.text;
-  part("like").setAttribute("aria-label", `More like ${name}`);
+  part("like").setAttribute("aria-label", `More like this: ${name}`);
   part("like").hidden = !can;
   part("like").onclick = () => ask({ item: hit });
-  part("follow").setAttribute("aria-label", `Follow ${name} through the beam`);
+  part("follow").setAttribute("aria-label", `${part("follow").textContent} Follow ${name} through the beam`);
   part("follow").hidden = !state.asked && !query();
   part("follow").onclick = () => follow(hit);
   part("remove").hidden = !state.about.writes;
   part("remove").setAttribute("aria-label", `Remove ${name}`);
   part("remove").onclick = (event) => remove(event.currentTarget, hit);
   const edit = part("edit"), input = edit.querySelector("input");
-  edit.hidden = !can || !takes.text;
+  part("change").hidden = !can || !takes.text;
+  part("change").setAttribute("aria-label", `But … search for ${name}, changed in words`);
+  part("change").onclick = () => {
+    edit.hidden = !edit.hidden;
+    part("change").setAttribute("aria-expanded", String(!edit.hidden));
+    if (!edit.hidden) input.focus();
+  };
   input.setAttribute("aria-label", `Search for ${name}, but changed in words`);
   edit.onsubmit = (event) => {
     event.preventDefault();
@@ -261,6 +274,7 @@ function compare(hits, dense) {
   const found = new Set(hits.map((hit) => hit.id)), missed = new Set(dense.filter((hit) => !found.has(hit.id)).map((hit) => hit.id));
   list($("beside-grid"), dense, missed);
   $("own-title").textContent = "By codes";
+  $("own-note").textContent = "What the beam search over codes finds.";
   $("beside-note").textContent = missed.size
     ? `${missed.size} of these ${dense.length} are not among the ${hits.length} that codes find.` : "Codes find all of these.";
 }
@@ -269,7 +283,7 @@ async function remove(button, hit) {
   if (button.dataset.sure !== "yes") {
     button.dataset.sure = "yes";
     button.textContent = "Really?";
-    setTimeout(() => { button.dataset.sure = ""; button.textContent = "Remove"; }, 4000);
+    setTimeout(() => { button.dataset.sure = ""; button.textContent = "✕"; }, 4000);
     return;
   }
   try {
@@ -291,12 +305,15 @@ async function follow(hit, quiet = false) {
   state.target = hit;
   for (const li of document.querySelectorAll(".card")) li.classList.toggle("followed", li.dataset.id === hit.id);
   try {
-    const { kinds, ...how } = options();
+    const how = options();
     const told = await call("/explain", { query: asked, target: hit.id, best: 5, pruned: 3, ...how }, { signal });
     $("beam-view").hidden = false;
     $("beam-title").textContent = `The beam, following “${short(hit.text ?? hit.id, 90)}”`;
+    $("beam-image").hidden = !hit.image;
+    if (hit.image && $("beam-image").dataset.of !== hit.image) show($("beam-image"), hit.image, 160);
+    $("beam-image").dataset.of = hit.image ?? "";
     const [finding, ...why] = told.verdict, verdict = $("verdict");
-    verdict.replaceChildren(sentence(finding.replace(hit.id, "It")), make("small", { textContent: why.map(sentence).join(" ") }));
+    verdict.replaceChildren(finding.replace(hit.id, "It"), make("small", { textContent: why.join(" ") }));
     verdict.className = `verdict ${told.fell_at === null ? "lives" : "falls"}`;
     draw(told);
     if (!quiet) {
@@ -541,6 +558,7 @@ async function begin() {
   $("least-out").textContent = "0 %";
   showSliders();
   listen();
+  if (location.hash.length > 1) settle((await call(`/items?limit=${SAMPLE}`).catch(() => ({ items: [] }))).items);
   await recall();
 }
 
