@@ -5,7 +5,7 @@ Shapes: Q queries, Di and Dt numbers of an image's and a text's feature.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -68,13 +68,50 @@ class How:
         return mask
 
 
+@dataclass(frozen=True, slots=True)
+class SentFeatures:
+    """Features as they were sent, float16 in little-endian order; a row of NaN is a part that is missing."""
+
+    size: int
+    widths: Mapping[str, int]
+    parts: Mapping[str, bytes]
+
+    def __len__(self) -> int:
+        return self.size
+
+    def read(self) -> Features:
+        """Return them as arrays."""
+        found = {
+            name: np.frombuffer(content, "<f2").reshape(self.size, -1).copy() for name, content in self.parts.items()
+        }
+        return as_features(self.size, self.widths, found)
+
+
+def as_features(size: int, widths: Mapping[str, int], found: Mapping[str, np.ndarray]) -> Features:
+    """Return arrays of the parts that are there as features of these widths, image and text."""
+    arrays, masks = [], []
+    for name, width in widths.items():
+        rows = found.get(name)
+        there = np.zeros(size, bool) if rows is None else ~np.isnan(rows).all(1)
+        whole = rows is not None and bool(there.all())
+        arrays.append(np.zeros((size, width), np.float32) if rows is None else rows if whole else _zeroed(rows, there))
+        masks.append(there)
+    return Features([str(number) for number in range(size)], arrays[0], arrays[1], masks[0], masks[1])
+
+
+def _zeroed(rows: np.ndarray, there: np.ndarray) -> np.ndarray:
+    kept = rows.astype(np.float32)
+    kept[~there] = 0
+    return kept
+
+
 @dataclass(slots=True)
 class SearchAsk:
     """The queries of one request: to be encoded, or features that are."""
 
     how: How
     rows: list[Query] = field(default_factory=list)
-    features: Features | None = None
+    features: Features | SentFeatures | None = None
 
     def __len__(self) -> int:
         return len(self.rows) if self.features is None else len(self.features)
@@ -197,7 +234,9 @@ def _encode_rows(
             found[place] = features.rows(np.flatnonzero(owner_R == place))
 
 
-def _checked(features: Features, image_dim: int, text_dim: int) -> Features:
+def _checked(features: Features | SentFeatures, image_dim: int, text_dim: int) -> Features:
+    if isinstance(features, SentFeatures):  # read here, where it holds up nobody who only waits
+        features = features.read()
     widened = with_widths(features, image_dim, text_dim, "queries")
     check_features(widened, "queries")
     return widened

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
-from starlette.datastructures import FormData, UploadFile
-from starlette.exceptions import HTTPException
 
 from siglum.serve.errors import ServiceError
+from siglum.serve.forms import FormPart, read_form
 from siglum.serve.schema import refusal
 from siglum.types import shown
 
 B = TypeVar("B", bound=BaseModel)
 WHOLE, REAL, TRUTH = ("k", "beam", "best", "pruned"), ("omega", "min_score"), ("parts", "upsert")
-FILES = 1000
-"""Parts a form may have."""
 
 
 @dataclass(slots=True)
@@ -35,15 +33,7 @@ async def read_body(request: Request, kind: type[B], row: str) -> tuple[B, Parts
     if sort == "application/json":
         return _validated(kind, await request.body()), Parts()
     if sort == "multipart/form-data":
-        try:
-            async with request.form(max_files=FILES, max_fields=FILES) as form:
-                return await _read_form(form, kind, row)
-        except (HTTPException, UnicodeDecodeError, ValueError) as error:
-            if isinstance(error, ServiceError):
-                raise
-            raise ServiceError(
-                "bad_request", "the form cannot be read; send multipart/form-data as clients do."
-            ) from None
+        return _read_form(read_form(request.headers["content-type"], await request.body()), kind, row)
     raise ServiceError(
         "unsupported_media_type",
         f"send application/json or multipart/form-data, not {shown(sort) if sort else 'nothing'}.",
@@ -57,24 +47,23 @@ def _validated(kind: type[B], content: bytes) -> B:
         raise refusal(error) from None
 
 
-async def _read_form(form: FormData, kind: type[B], row: str) -> tuple[B, Parts]:
+def _read_form(form: Sequence[FormPart], kind: type[B], row: str) -> tuple[B, Parts]:
     """Read a form: a document in `request`, or its fields one by one, with pictures and features beside it."""
     parts, fields = Parts(), dict[str, str]()
-    for name, value in form.multi_items():
-        head, _, place = name.partition(".")
-        if head == "image" and isinstance(value, UploadFile):
+    for part in form:
+        head, _, place = part.name.partition(".")
+        if head == "image" and part.is_file:
             if not (place or "0").isascii() or not (place or "0").isdigit() or len(place) > 6:
-                raise ServiceError("bad_request", f"a picture is named image or image.N, not {shown(name)}.")
-            parts.pictures[int(place or 0)] = await value.read()
-        elif name in ("image_features", "text_features"):
-            content = await value.read() if isinstance(value, UploadFile) else value.encode("latin-1", "replace")
-            parts.features[name.removesuffix("_features")] = content
-        elif isinstance(value, str):
-            fields[name] = value
-        else:
+                raise ServiceError("bad_request", f"a picture is named image or image.N, not {shown(part.name)}.")
+            parts.pictures[int(place or 0)] = part.content
+        elif part.name in ("image_features", "text_features"):
+            parts.features[part.name.removesuffix("_features")] = part.content
+        elif part.is_file and part.name != "request":
             raise ServiceError(
-                "bad_request", f"the part {shown(name)} is unknown; files are image, image.N or features."
+                "bad_request", f"the part {shown(part.name)} is unknown; files are image, image.N or features."
             )
+        else:
+            fields[part.name] = part.content.decode("utf-8", "replace")
     if "request" in fields:
         if len(fields) > 1:
             raise ServiceError("bad_request", "the part request says all; leave the other fields out.")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
+import secrets
 import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
-from uuid import uuid4
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -34,6 +35,8 @@ SAFE = [
     (b"permissions-policy", b"camera=(), geolocation=(), microphone=()"),
 ]
 _log = logging.getLogger("siglum.serve.access")
+_PROCESS, _numbers = secrets.token_hex(4), itertools.count(1)
+"""What requests are named by in the log."""
 
 
 class Gate:
@@ -128,7 +131,7 @@ class _Passage:
     def __init__(self, config: ServeConfig, scope: Scope, receive: Receive, send: Send) -> None:
         self.config, self.scope, self._receive, self._send = config, scope, receive, send
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
-        self.begun, self.name = time.perf_counter(), uuid4().hex[:16]
+        self.begun, self.name = time.perf_counter(), f"{_PROCESS}-{next(_numbers):x}"
         self.status, self.received, self.sent = 0, 0, 0
         self.asked = self.headers.get(b"content-type", b"").decode("latin-1")[:80]
 

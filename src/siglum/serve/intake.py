@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from siglum.given import encodable
-from siglum.serve.asks import How, SearchAsk
+from siglum.serve.asks import How, SearchAsk, SentFeatures, as_features
 from siglum.serve.bodies import Parts
 from siglum.serve.errors import ServiceError
 from siglum.serve.schema import AddBody, DenseBody, ExplainBody, FeaturesBody, NewItem, QueryBody, SearchBody
@@ -54,9 +54,9 @@ async def search_ask(
     if parts.features:
         if any(query.model_fields_set for query in queries):
             raise ServiceError("invalid", "a form of features says nothing else of its queries; send queries as [{}].")
-        features = binary_features(service, parts.features)
-        _limit("the number of queries", len(features), service.config.max_queries)
-        return SearchAsk(how, features=features)
+        sent = binary_features(service, parts.features)
+        _limit("the number of queries", len(sent), service.config.max_queries)
+        return SearchAsk(how, features=sent)
     if any(query.features is not None for query in queries):
         for query in queries:
             if query.model_fields_set - {"features"}:
@@ -169,9 +169,10 @@ async def new_items(
 
 def _item_features(service: Service, rows: Sequence[NewItem], parts: Parts) -> Features | None:
     if parts.features:
-        features = binary_features(service, parts.features)
-        if len(features) != len(rows):
-            raise ServiceError("invalid", f"{len(rows)} items came with {len(features)} rows of features.")
+        sent = binary_features(service, parts.features)
+        if len(sent) != len(rows):
+            raise ServiceError("invalid", f"{len(rows)} items came with {len(sent)} rows of features.")
+        features = sent.read()
     elif any(row.features is not None for row in rows):
         features = json_features(service, [row.features for row in rows])
     else:
@@ -180,15 +181,19 @@ def _item_features(service: Service, rows: Sequence[NewItem], parts: Parts) -> F
     return features
 
 
-def binary_features(service: Service, parts: Mapping[str, bytes]) -> Features:
-    """Return features sent as float16 in little-endian order, a row each; a row of NaN is a part that is missing."""
-    widths, found = _widths(service), dict[str, np.ndarray]()
+def binary_features(service: Service, parts: Mapping[str, bytes]) -> SentFeatures:
+    """Return features sent as float16 in little-endian order, a row each, after looking at their sizes."""
+    widths, sizes = _widths(service), set()
     for name, content in parts.items():
         width = widths[name]
         if not width or not content or len(content) % (2 * width):
             raise ServiceError("invalid", f"{name}_features are rows of {width} float16, not {len(content)} bytes.")
-        found[name] = np.frombuffer(content, "<f2").reshape(-1, width)
-    return _features(widths, found)
+        sizes.add(len(content) // (2 * width))
+    if len(sizes) > 1:
+        raise ServiceError(
+            "invalid", f"there are {min(sizes)} rows of one part of the features and {max(sizes)} of the other."
+        )
+    return SentFeatures(sizes.pop(), widths, parts)
 
 
 def json_features(service: Service, rows: Sequence[FeaturesBody | None]) -> Features:
@@ -203,22 +208,7 @@ def json_features(service: Service, rows: Sequence[FeaturesBody | None]) -> Feat
             found[name] = np.array([[np.nan] * width if values is None else values for values in own], np.float32)
     if not found:
         raise ServiceError("invalid", "features are given as image, text or both.")
-    return _features(widths, found)
-
-
-def _features(widths: Mapping[str, int], found: Mapping[str, np.ndarray]) -> Features:
-    sizes = {len(rows) for rows in found.values()}
-    if len(sizes) > 1:
-        raise ServiceError(
-            "invalid", f"there are {min(sizes)} rows of one part of the features and {max(sizes)} of the other."
-        )
-    size, arrays, masks = sizes.pop(), [], []
-    for name, width in widths.items():
-        rows = found.get(name)
-        there = np.zeros(size, bool) if rows is None else ~np.isnan(rows).all(1)
-        arrays.append(np.zeros((size, width), np.float32) if rows is None else np.where(there[:, None], rows, 0))
-        masks.append(there)
-    return Features([str(number) for number in range(size)], arrays[0], arrays[1], masks[0], masks[1])
+    return as_features(len(rows), widths, found)
 
 
 def _widths(service: Service) -> dict[str, int]:

@@ -21,6 +21,8 @@ from siglum.serve.settings import ServeConfig
 from siglum.types import SiglumError
 
 LOGGER = "siglum"
+SWITCH = 0.001
+"""Seconds after which the engine's thread lets the one of the network go on, where both want the interpreter."""
 
 
 class JsonLines(logging.Formatter):
@@ -135,4 +137,5 @@ def open_and_serve(
 
     service = Service(as_folder(folder), config, device=device, wait=wait)
     log_to_stderr(config.log)
+    sys.setswitchinterval(SWITCH)
     serve(service, lambda port: started(service, port))
