@@ -11,6 +11,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 
 demo: .venv/.demo
 	$(BIN)/siglum demo --out runs/demo
+	@echo "Open it: $(BIN)/siglum serve runs/demo, and then http://127.0.0.1:8000 in a browser"
 
 test: .venv/.test lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long"

@@ -56,8 +56,9 @@ def test_a_key_is_long_and_kept_as_a_hash(tmp_path: Path) -> None:
 
 
 def test_only_own_names_and_origins_are_served(reading: Running) -> None:
-    assert reading.http.get("/health", headers={"host": "evil.example"}).status_code == 403
-    assert reading.http.get("/health", headers={"host": "localhost:1"}).status_code == 200
+    assert reading.http.get("/about", headers={"host": "evil.example"}).status_code == 403
+    assert reading.http.get("/about", headers={"host": "localhost:1"}).status_code == 200
+    assert reading.http.get("/health", headers={"host": "10.0.0.7:8000"}).status_code == 200
     own = reading.address
     for origin, status in ((own, 200), ("https://evil.example", 403), ("null", 403), (f"{own}0", 403)):
         answer = reading.http.post("/search", json=ASK, headers={"origin": origin})

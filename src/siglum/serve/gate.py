@@ -20,6 +20,8 @@ from siglum.types import SiglumError
 
 OPEN = ("/", "/app.js", "/style.css", "/health", "/ready", "/favicon.ico")
 """What needs no key in any case: the page, which asks for one itself, and what tells whether the service is there."""
+PROBES = ("/health", "/ready")
+"""What is asked by machines, by whatever address they know."""
 READS = ("/search", "/dense", "/explain")
 """What is read by POST."""
 CSP = (
@@ -83,9 +85,9 @@ class Gate:
         """Refuse a request that is not for this service, not allowed, or too much."""
         config, scope, headers = self.config, passage.scope, passage.headers
         host = headers.get(b"host", b"").decode("latin-1").lower()
-        if self._hosts is not None and _without_port(host) not in self._hosts:
-            raise ServiceError("forbidden", "this service is not known by the name in the Host header.")
         origin, method, path = headers.get(b"origin"), scope["method"], scope["path"]
+        if self._hosts is not None and path not in PROBES and _without_port(host) not in self._hosts:
+            raise ServiceError("forbidden", "this service is not known by the name in the Host header.")
         if origin is not None and method not in ("GET", "HEAD", "OPTIONS"):
             own = origin.decode("latin-1").lower()
             if own.partition("://")[2] != host and own not in config.cors_origins:
