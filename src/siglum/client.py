@@ -33,6 +33,7 @@ class Found:
     image: str | None = None
     """Where its picture is, below the service's address."""
     codes: tuple[int, ...] = ()
+    """Told together with the parts."""
     parts: Mapping[str, float] | None = None
 
 
@@ -121,7 +122,7 @@ def _feature_form(features: Mapping[str, np.ndarray], options: Mapping[str, Any]
 
 
 def _found(document: Mapping[str, Any]) -> list[list[Found]]:
-    return [[Found(**{**hit, "codes": tuple(hit["codes"])}) for hit in hits] for hits in document["results"]]
+    return [[Found(**{**hit, "codes": tuple(hit.get("codes", ()))}) for hit in hits] for hits in document["results"]]
 
 
 def _item_place(name: str) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
+from fastapi.routing import APIRoute
 
 from siglum.serve.answers import FollowAsk, follow_target, search_with_parts
 from siglum.serve.bodies import read_body
@@ -24,6 +25,14 @@ WITH_PARTS = 100
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorReply} for status in (400, 401, 403, 404, 405, 408, 409, 413, 415, 422, 503, 504)
 }
+
+
+class DirectRoute(APIRoute):
+    """A route whose endpoint reads the request itself, with nothing to be worked out between the two."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the endpoint."""
+        return self.endpoint
 
 
 def as_json(document: Any, status: int = 200) -> Response:
@@ -48,7 +57,7 @@ TEXT = {"type": "string"}
 
 def search_routes(service: Service) -> APIRouter:
     """Return the endpoints that search."""
-    router = APIRouter(responses=ERRORS)
+    router = APIRouter(responses=ERRORS, route_class=DirectRoute)
 
     @router.post("/search", response_model=SearchReply, openapi_extra=body_of("SearchBody", text=TEXT, k=TEXT))
     async def search(request: Request) -> Response:
@@ -127,9 +136,9 @@ def _reply(
     served: Served, results: Sequence[Sequence[Hit]], items: int, parts: Sequence[Sequence[dict[str, float]]] = ()
 ) -> dict[str, Any]:
     found = [[hit_body(served, hit) for hit in hits] for hits in results]
-    for hits, own in zip(found, parts, strict=False):
-        for hit, values in zip(hits, own, strict=True):
-            hit["parts"] = values
+    for hits, told, own in zip(results, found, parts, strict=False):
+        for hit, body, values in zip(hits, told, own, strict=True):
+            body |= {"parts": values, "codes": hit.codes}
     return {"results": found, "items": items}
 
 
@@ -142,7 +151,6 @@ def hit_body(served: Served, hit: Hit) -> dict[str, Any]:
         "similarity": hit.similarity,
         "text": hit.text,
         "image": served.address_of(hit),
-        "codes": hit.codes,
     }
 
 

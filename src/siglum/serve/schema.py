@@ -48,7 +48,7 @@ class SearchBody(_Body):
     without: list[str] = Field([], description="Leave these ids out.")
     kinds: list[Kind] | None = Field(None, description="Search only items of these kinds.")
     min_score: Number | None = Field(None, description="Leave out hits of a lower score.")
-    parts: bool = Field(False, description="Tell of each hit what its score is the sum of.")
+    parts: bool = Field(False, description="Tell of each hit its codes, and what its score is the sum of.")
 
 
 class DenseBody(_Body):
@@ -85,8 +85,8 @@ class HitBody(BaseModel):
     similarity: float | None
     text: str | None
     image: str | None = Field(description="Where its picture is.")
-    codes: list[int]
     parts: dict[str, float] | None = Field(None, description="What the score is the sum of, where that was asked.")
+    codes: list[int] | None = Field(None, description="Its codes, told together with the parts.")
 
 
 class SearchReply(BaseModel):
