@@ -16,7 +16,6 @@ neither they nor the encoder of texts is what is measured.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import multiprocessing
 import os
@@ -30,7 +29,7 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
-from servelib.load import Result, many_clients, multipart
+from servelib.load import Result, many_clients, multipart, run_fast
 from servelib.server import Server, write_result
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as `siglum` has it, and before torch is there
@@ -91,7 +90,7 @@ def measure(asked: argparse.Namespace, mode: str, arrays: dict[str, np.ndarray])
         bodies.append(multipart({"queries": [{}], "k": 10, "mode": mode}, part))
     alone, rates, served = Alone(asked, mode, arrays), dict[int, float](), dict[int, Result]()
     with Server(asked.run, "--read-only", "--batch", str(asked.batch), "--device", asked.device) as server:
-        asyncio.run(many_clients(server.address, bodies, 4, 2.0))  # warm
+        run_fast(many_clients(server.address, bodies, 4, 2.0))  # warm
         for _ in range(ROUNDS):
             for clients in asked.clients:
                 size = clients * asked.queries
@@ -117,7 +116,7 @@ def load(address: str, bodies: list[Any], clients: int, asked: argparse.Namespac
     """Send from some processes at once."""
     count = max(1, min(asked.processes, clients))
     if count == 1:
-        return asyncio.run(many_clients(address, bodies, clients, asked.seconds))
+        return run_fast(many_clients(address, bodies, clients, asked.seconds))
     with multiprocessing.get_context("spawn").Pool(count) as pool:
         shares = [clients // count + (place < clients % count) for place in range(count)]
         parts = pool.starmap(_worker, [(address, bodies, share, asked.seconds) for share in shares])
@@ -125,7 +124,7 @@ def load(address: str, bodies: list[Any], clients: int, asked: argparse.Namespac
 
 
 def _worker(address: str, bodies: list[Any], clients: int, seconds: float) -> Result:
-    return asyncio.run(many_clients(address, bodies, clients, seconds))
+    return run_fast(many_clients(address, bodies, clients, seconds))
 
 
 def main() -> None:

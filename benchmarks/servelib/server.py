@@ -8,7 +8,8 @@ import re
 import signal
 import subprocess
 import sys
-import threading
+import tempfile
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,27 +21,21 @@ class Server:
     def __init__(self, run: str | Path, *flags: str, **environment: str) -> None:
         """Start it and wait until it listens."""
         command = [sys.executable, "-m", "siglum", "serve", str(run), "--port", "0", *flags]
-        self.popen = subprocess.Popen(
-            command, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1", **environment}
-        )
-        assert self.popen.stderr is not None
-        said = []
-        for line in self.popen.stderr:
-            said.append(line)
-            if found := re.search(r"open (http://\S+)", line):
-                self.address = found[1]
-                break
-        else:
-            raise RuntimeError("".join(said))
-        self.errors: list[str] = []
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        self._log = tempfile.NamedTemporaryFile("r", suffix=".log")  # noqa: SIM115  as long as the service runs
+        with open(self._log.name, "w") as log:
+            self.popen = subprocess.Popen(
+                command, stderr=log, env={**os.environ, "PYTHONUNBUFFERED": "1", **environment}
+            )
+        while (found := re.search(r"open (http://\S+)", said := Path(self._log.name).read_text())) is None:
+            if self.popen.poll() is not None:
+                raise RuntimeError(said)
+            time.sleep(0.05)
+        self.address = found[1]
 
-    def _read(self) -> None:
-        assert self.popen.stderr is not None
-        for line in self.popen.stderr:
-            if '"level": "error"' in line:
-                self.errors.append(line)
+    @property
+    def errors(self) -> list[str]:
+        """What the service has logged as errors."""
+        return [line for line in Path(self._log.name).read_text().splitlines() if '"level": "error"' in line]
 
     def __enter__(self) -> Server:
         return self

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundItem:
     """One hit, as the service tells of it."""
 
     id: str
@@ -38,7 +38,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WriteResult:
     """What a write did; it is on the disk."""
 
     added: int
@@ -121,8 +121,10 @@ def _feature_form(features: Mapping[str, np.ndarray], options: Mapping[str, Any]
     return files
 
 
-def _found(document: Mapping[str, Any]) -> list[list[Found]]:
-    return [[Found(**{**hit, "codes": tuple(hit.get("codes", ()))}) for hit in hits] for hits in document["results"]]
+def _found(document: Mapping[str, Any]) -> list[list[FoundItem]]:
+    return [
+        [FoundItem(**{**hit, "codes": tuple(hit.get("codes", ()))}) for hit in hits] for hits in document["results"]
+    ]
 
 
 def _item_place(name: str) -> str:
@@ -164,21 +166,21 @@ class Client(_Calls):
 
     def search(
         self, text: str | None = None, image: Image | None = None, *, item: str | None = None, **options: Any
-    ) -> list[Found]:
+    ) -> list[FoundItem]:
         """Return the hits for words, a picture, both, or an item to begin from; options as `/search` knows them."""
         return self.search_many([query(text, image, item=item)], **options)[0]
 
-    def search_many(self, queries: Sequence[Mapping[str, Any]], **options: Any) -> list[list[Found]]:
+    def search_many(self, queries: Sequence[Mapping[str, Any]], **options: Any) -> list[list[FoundItem]]:
         """Return the hits of many queries, each made by `query`."""
         return _found(self._post("/search", _search_body(queries, options)))
 
-    def search_features(self, features: Mapping[str, np.ndarray], **options: Any) -> list[list[Found]]:
+    def search_features(self, features: Mapping[str, np.ndarray], **options: Any) -> list[list[FoundItem]]:
         """Return the hits for frozen features, {"image": (N, Di), "text": (N, Dt)}, sent as float16."""
         return _found(_read(self._http.post("/search", files=_feature_form(features, options))))
 
     def dense(
         self, text: str | None = None, image: Image | None = None, *, item: str | None = None, **options: Any
-    ) -> list[Found]:
+    ) -> list[FoundItem]:
         """Return what dense search finds for the same."""
         return _found(self._post("/dense", _search_body([query(text, image, item=item)], options)))[0]
 
@@ -187,13 +189,13 @@ class Client(_Calls):
         found: dict[str, Any] = self._post("/explain", {"query": dict(asked), "target": target, **options})
         return found
 
-    def add(self, items: Iterable[Mapping[str, Any]], *, upsert: bool = False) -> Written:
+    def add(self, items: Iterable[Mapping[str, Any]], *, upsert: bool = False) -> WriteResult:
         """Add items, each made by `new_item`; they are on the disk when this returns."""
-        return Written(**self._post("/items", {"items": list(items), "upsert": upsert}))
+        return WriteResult(**self._post("/items", {"items": list(items), "upsert": upsert}))
 
-    def remove(self, ids: Iterable[str]) -> Written:
+    def remove(self, ids: Iterable[str]) -> WriteResult:
         """Remove items; that is on the disk when this returns."""
-        return Written(**self._post("/items/remove", {"ids": list(ids)}))
+        return WriteResult(**self._post("/items/remove", {"ids": list(ids)}))
 
     def item(self, name: str) -> dict[str, Any]:
         """Return what the index keeps of an item."""
@@ -247,21 +249,21 @@ class AsyncClient(_Calls):
 
     async def search(
         self, text: str | None = None, image: Image | None = None, *, item: str | None = None, **options: Any
-    ) -> list[Found]:
+    ) -> list[FoundItem]:
         """Return the hits for words, a picture, both, or an item to begin from."""
         return (await self.search_many([query(text, image, item=item)], **options))[0]
 
-    async def search_many(self, queries: Sequence[Mapping[str, Any]], **options: Any) -> list[list[Found]]:
+    async def search_many(self, queries: Sequence[Mapping[str, Any]], **options: Any) -> list[list[FoundItem]]:
         """Return the hits of many queries, each made by `query`."""
         return _found(await self._post("/search", _search_body(queries, options)))
 
-    async def search_features(self, features: Mapping[str, np.ndarray], **options: Any) -> list[list[Found]]:
+    async def search_features(self, features: Mapping[str, np.ndarray], **options: Any) -> list[list[FoundItem]]:
         """Return the hits for frozen features, sent as float16."""
         return _found(_read(await self._http.post("/search", files=_feature_form(features, options))))
 
     async def dense(
         self, text: str | None = None, image: Image | None = None, *, item: str | None = None, **options: Any
-    ) -> list[Found]:
+    ) -> list[FoundItem]:
         """Return what dense search finds for the same."""
         return _found(await self._post("/dense", _search_body([query(text, image, item=item)], options)))[0]
 
@@ -270,13 +272,13 @@ class AsyncClient(_Calls):
         found: dict[str, Any] = await self._post("/explain", {"query": dict(asked), "target": target, **options})
         return found
 
-    async def add(self, items: Iterable[Mapping[str, Any]], *, upsert: bool = False) -> Written:
+    async def add(self, items: Iterable[Mapping[str, Any]], *, upsert: bool = False) -> WriteResult:
         """Add items; they are on the disk when this returns."""
-        return Written(**await self._post("/items", {"items": list(items), "upsert": upsert}))
+        return WriteResult(**await self._post("/items", {"items": list(items), "upsert": upsert}))
 
-    async def remove(self, ids: Iterable[str]) -> Written:
+    async def remove(self, ids: Iterable[str]) -> WriteResult:
         """Remove items; that is on the disk when this returns."""
-        return Written(**await self._post("/items/remove", {"ids": list(ids)}))
+        return WriteResult(**await self._post("/items/remove", {"ids": list(ids)}))
 
     async def item(self, name: str) -> dict[str, Any]:
         """Return what the index keeps of an item."""

@@ -125,8 +125,7 @@ def explain(
     """Follow a target through the search for one query: its rank, its score and what beats it, level by level.
 
     The query is as in `Retriever.search`, with an image or an instruction beside it, or a fused vector (1, D). `within`
-    restricts the search, `options` are fields of `SearchConfig`, `best` is how many prefixes a level tells of those it
-    kept, `pruned` of the others.
+    restricts the search, `options` are fields of `SearchConfig`, `best` and `pruned` how many prefixes a level tells.
     Example: `siglum.explain("runs/mine", "two dogs in the snow", "dogs/7.jpg").rank`.
     """
     retriever = run if isinstance(run, Retriever) else Retriever.load(run)
@@ -135,19 +134,11 @@ def explain(
         query = torch.from_numpy(retriever.encode_queries([query], images, instruction=instruction))
     retriever = copy(retriever)  # of one moment: others may add and remove meanwhile
     query_1D = query.to(retriever.device)
-    given, best = {name: value for name, value in options.items() if value is not None}, whole_number("best", best)
-    whole_number("pruned", pruned, 0)
+    given = {name: value for name, value in options.items() if value is not None}
+    best, pruned = whole_number("best", best), whole_number("pruned", pruned, 0)
     index, config = retriever.index, from_dict(SearchConfig, {**as_dict(retriever.config), **given})
-    if target not in index.ids:
-        raise SiglumError(
-            f"the target {target!r} is not in the index, whose {len(index):,} items begin with {index.ids[0]!r}."
-        )
     within = within if within is None or isinstance(within, np.ndarray) else listed(within)
-    row, allowed = int(index.rows([target])[0]), None if within is None else index.allow(within)
-    if allowed is not None and not allowed.rows[row]:
-        raise SiglumError(
-            f"the target {target!r} is not among the {int(allowed.rows.sum()):,} items the search is kept to."
-        )
+    row, allowed = _find_target(index, target, within)
     ranking = retriever.rank(query_1D, k=len(index), within=within, **options)[0]
     place, hits = np.flatnonzero(ranking.row == row), as_hits(index, ranking)
     levels = follow(
@@ -164,6 +155,20 @@ def explain(
     )
     rank = int(place[0]) + 1 if len(place) else None
     return Explanation(target, levels[-1].target.codes, config.beam, tuple(levels), rank, len(hits), tuple(hits[:best]))
+
+
+def _find_target(index: Index, target: str, within: Within) -> tuple[int, Allowed | None]:
+    """Return the sorted row of a target and the filter of the search, refusing a target that cannot be found."""
+    if target not in index.ids:
+        raise SiglumError(
+            f"the target {target!r} is not in the index, whose {len(index):,} items begin with {index.ids[0]!r}."
+        )
+    row, allowed = int(index.rows([target])[0]), None if within is None else index.allow(within)
+    if allowed is not None and not allowed.rows[row]:
+        raise SiglumError(
+            f"the target {target!r} is not among the {int(allowed.rows.sum()):,} items the search is kept to."
+        )
+    return row, allowed
 
 
 @torch.no_grad()
@@ -190,8 +195,7 @@ def follow(
     beam_search(scorer, index, query_1D, beam, allowed, trace, ahead)
     again = Rescoring(scorer, index, query_1D, allowed, ahead)
     lo, hi = index.root
-    rank_R, runs_R = np.zeros(1, np.int64), np.ones(1, bool)
-    levels = []
+    rank_R, runs_R, levels = np.zeros(1, np.int64), np.ones(1, bool), list[Level]()
     for depth, live in enumerate(trace):
         kids = index.children(lo, hi, depth, allowed)
         score_C, parts = again.score(depth, kids)

@@ -17,10 +17,10 @@ from siglum.serve.asks import How, SearchAsk, Searched, features_of_ask, search_
 from siglum.serve.served import Served
 from siglum.types import Hit
 
-Parts = list[list[dict[str, float]]]
+ScoreParts = list[list[dict[str, float]]]
 
 
-def search_with_parts(served: Served, ask: SearchAsk) -> tuple[Searched, Parts]:
+def search_with_parts(served: Served, ask: SearchAsk) -> tuple[Searched, ScoreParts]:
     """Search, and tell of every hit what its score is the sum of."""
     retriever = copy(served.retriever)  # search and parts are of one moment
     features = features_of_ask(retriever, ask)

@@ -20,18 +20,18 @@ WHOLE, REAL, TRUTH = ("k", "beam", "best", "pruned"), ("omega", "min_score"), ("
 
 
 @dataclass(slots=True)
-class Parts:
+class Attachments:
     """What a form brings beside its document: pictures by place, and features as float16."""
 
     pictures: dict[int, bytes] = field(default_factory=dict)
     features: dict[str, bytes] = field(default_factory=dict)
 
 
-async def read_body(request: Request, kind: type[B], row: str) -> tuple[B, Parts]:
+async def read_body(request: Request, kind: type[B], row: str) -> tuple[B, Attachments]:
     """Return the document of a request and what comes with it; `row` names its list, or its one object."""
     sort = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if sort == "application/json":
-        return _validated(kind, await request.body()), Parts()
+        return _validated(kind, await request.body()), Attachments()
     if sort == "multipart/form-data":
         return _read_form(read_form(request.headers["content-type"], await request.body()), kind, row)
     raise ServiceError(
@@ -47,9 +47,9 @@ def _validated(kind: type[B], content: bytes) -> B:
         raise refusal(error) from None
 
 
-def _read_form(form: Sequence[FormPart], kind: type[B], row: str) -> tuple[B, Parts]:
+def _read_form(form: Sequence[FormPart], kind: type[B], row: str) -> tuple[B, Attachments]:
     """Read a form: a document in `request`, or its fields one by one, with pictures and features beside it."""
-    parts, fields = Parts(), dict[str, str]()
+    parts, fields = Attachments(), dict[str, str]()
     for part in form:
         head, _, place = part.name.partition(".")
         if head == "image" and part.is_file:

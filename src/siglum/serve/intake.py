@@ -16,7 +16,7 @@ import numpy as np
 
 from siglum.given import encodable
 from siglum.serve.asks import How, SearchAsk, SentFeatures, as_features
-from siglum.serve.bodies import Parts
+from siglum.serve.bodies import Attachments
 from siglum.serve.errors import ServiceError
 from siglum.serve.schema import AddBody, DenseBody, ExplainBody, FeaturesBody, NewItem, QueryBody, SearchBody
 from siglum.serve.service import Service
@@ -47,7 +47,7 @@ def how_of(service: Service, body: SearchBody | DenseBody | ExplainBody, k: int)
 
 
 async def search_ask(
-    service: Service, how: How, queries: Sequence[QueryBody], parts: Parts, deadline: float
+    service: Service, how: How, queries: Sequence[QueryBody], parts: Attachments, deadline: float
 ) -> SearchAsk:
     """Return the queries of a request, their pictures decoded."""
     _limit("the number of queries", len(queries), service.config.max_queries)
@@ -142,7 +142,7 @@ def read_if_there(place: Path) -> bytes | None:
 
 
 async def new_items(
-    service: Service, body: AddBody, parts: Parts, deadline: float
+    service: Service, body: AddBody, parts: Attachments, deadline: float
 ) -> tuple[list[Item], Features | None, dict[str, bytes]]:
     """Return the items of a request, their features if those were sent, and the pictures to be kept of them."""
     most, rows = service.config.max_text, body.items
@@ -167,7 +167,7 @@ async def new_items(
     return items, features, jpegs
 
 
-def _item_features(service: Service, rows: Sequence[NewItem], parts: Parts) -> Features | None:
+def _item_features(service: Service, rows: Sequence[NewItem], parts: Attachments) -> Features | None:
     if parts.features:
         sent = binary_features(service, parts.features)
         if len(sent) != len(rows):

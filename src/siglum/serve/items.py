@@ -14,7 +14,7 @@ from fastapi.responses import Response
 from siglum.serve.bodies import read_body
 from siglum.serve.errors import ServiceError
 from siglum.serve.intake import check_names, new_items, read_if_there
-from siglum.serve.routes import ERRORS, TEXT, Side, as_json, body_of
+from siglum.serve.routes import ERRORS, TEXT, PictureSide, as_json, body_of
 from siglum.serve.schema import AddBody, ItemBody, ItemsReply, RemoveBody, WriteReply
 from siglum.serve.served import Served, remove_items, write_items
 from siglum.serve.service import Service
@@ -53,7 +53,7 @@ def item_routes(service: Service) -> APIRouter:
         return await _remove(service, body.ids)
 
     @router.get("/{item_id:path}/image", response_class=Response, responses=IMAGE)
-    async def get_image(request: Request, item_id: str, side: Side = SIDE) -> Response:
+    async def get_image(request: Request, item_id: str, side: PictureSide = SIDE) -> Response:
         """Give the picture of an item as a JPEG of at most so many pixels a side."""
         return await _get(service, request, side)
 

@@ -155,4 +155,4 @@ def hit_body(served: Served, hit: Hit) -> dict[str, Any]:
 
 
 Router = Callable[[Service], APIRouter]
-Side = Annotated[int, Query(ge=32, le=1024, description="Pixels a side, at most.")]
+PictureSide = Annotated[int, Query(ge=32, le=1024, description="Pixels a side, at most.")]

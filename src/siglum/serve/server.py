@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
 import logging
 import signal
@@ -21,11 +22,13 @@ from siglum.serve.settings import ServeConfig
 from siglum.types import SiglumError
 
 LOGGER = "siglum"
+ARENA_MAX = -8
+"""The name of that setting in glibc's malloc.h."""
 SWITCH = 0.001
 """Seconds after which the engine's thread lets the one of the network go on, where both want the interpreter."""
 
 
-class JsonLines(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     """A log record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -38,7 +41,7 @@ class JsonLines(logging.Formatter):
         return json.dumps(told, default=str)
 
 
-class TextLines(logging.Formatter):
+class TextFormatter(logging.Formatter):
     """A log record as people read it."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -51,7 +54,7 @@ class TextLines(logging.Formatter):
 def log_to_stderr(kind: str) -> None:
     """Send what the service and its server tell to stderr."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines() if kind == "json" else TextLines())
+    handler.setFormatter(JsonFormatter() if kind == "json" else TextFormatter())
     for name in (LOGGER, "uvicorn"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
@@ -129,12 +132,19 @@ def serve(service: Service, started: Callable[[int], None]) -> None:
         service.close()
 
 
+def _share_memory() -> None:
+    """Have threads share two heaps: with one each, glibc keeps what every thread once needed."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(ARENA_MAX, 2)
+
+
 def open_and_serve(
     folder: object, config: ServeConfig, *, device: str, wait: float | None, started: Callable[[Service, int], None]
 ) -> None:
     """Open a run and serve it."""
     from siglum.given import as_folder
 
+    _share_memory()
     service = Service(as_folder(folder), config, device=device, wait=wait)
     log_to_stderr(config.log)
     sys.setswitchinterval(SWITCH)
