@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -114,7 +115,6 @@ def test_who_sends_too_slowly_is_let_go(run_copy: Path) -> None:
 
 def test_too_many_requests_at_once_are_refused(run_copy: Path) -> None:
     with running(run_copy, read_only=True, connections=1) as one:
-        one.server.config.app  # noqa: B018
         host, port = one.address.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), 5) as wire:
             wire.sendall(
@@ -127,6 +127,22 @@ def test_too_many_requests_at_once_are_refused(run_copy: Path) -> None:
                 if answer.status_code == 503:
                     break
             assert answer is not None and answer.json()["error"]["code"] == "overloaded"
+
+
+def test_requests_can_be_traced(run_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = pytest.importorskip("opentelemetry.trace")
+    spans: list[str] = []
+
+    class Tracer:
+        def start_as_current_span(self, name: str) -> object:
+            spans.append(name)
+            return nullcontext()
+
+    monkeypatch.setattr(trace, "get_tracer", lambda name: Tracer())
+    with running(run_copy, read_only=True, tracing=True) as one:
+        assert one.http.post("/search", json=ASK).status_code == 200
+        one.http.get("/items/s0000000-i/image")
+    assert spans == ["POST /search", "GET /items"]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +158,7 @@ def test_too_many_requests_at_once_are_refused(run_copy: Path) -> None:
 )
 def test_settings_that_no_service_can_have_are_refused(settings: dict[str, object], said: str) -> None:
     with pytest.raises(SiglumError, match=said):
-        ServeConfig(**settings)  # type: ignore[arg-type]
+        ServeConfig(**settings).check()  # type: ignore[arg-type]
 
 
 def test_settings_come_from_the_environment() -> None:

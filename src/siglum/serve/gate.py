@@ -49,6 +49,7 @@ class Gate:
         self.app, self.config, self.metrics, self.key = app, config, metrics, key
         self._open = 0
         self._hosts = config.own_hosts
+        self._tracer = _tracer() if config.tracing else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -103,11 +104,12 @@ class Gate:
                 raise ServiceError("unauthorised", "send the API key as `Authorization: Bearer KEY`.")
 
     def _span(self, scope: Scope) -> AbstractContextManager[Any]:
-        if not self.config.tracing:
+        if self._tracer is None:
             return nullcontext()
-        from opentelemetry import trace
-
-        return trace.get_tracer("siglum").start_as_current_span(f"{scope['method']} {scope['path'].split('/')[1][:40]}")
+        span: AbstractContextManager[Any] = self._tracer.start_as_current_span(
+            f"{scope['method']} /{scope['path'].split('/')[1][:40]}"
+        )
+        return span
 
     def _tell(self, passage: _Passage) -> None:
         """Count and log a request; what was asked for is nobody's business."""
@@ -175,6 +177,17 @@ class _Passage:
         headers += more_headers(status)
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
         await self.send({"type": "http.response.body", "body": content})
+
+
+def _tracer() -> Any:
+    """Return what makes spans of OpenTelemetry."""
+    try:
+        from opentelemetry import trace
+    except ImportError as error:
+        raise SiglumError(
+            "tracing needs the package opentelemetry-api; install it with `pip install 'siglum[tracing]'`."
+        ) from error
+    return trace.get_tracer("siglum")
 
 
 def more_headers(status: int) -> list[tuple[bytes, bytes]]:

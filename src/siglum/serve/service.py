@@ -37,6 +37,7 @@ class Service:
 
     def __init__(self, folder: Path, config: ServeConfig, *, device: str = "cpu", wait: float | None = 0.0) -> None:
         """Load the run and open it; `wait` is how long to wait for another process that writes it."""
+        config.check()
         self.folder, self.config, self.device = folder, config, device
         self.metrics = ServiceMetrics()
         self._keeper = ThreadPoolExecutor(1, "siglum keeper")

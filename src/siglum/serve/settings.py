@@ -76,8 +76,8 @@ class ServeConfig:
     tracing: bool = False
     """Record a span of OpenTelemetry for each request (needs the package opentelemetry-api)."""
 
-    def __post_init__(self) -> None:
-        """Refuse what no service can be run with."""
+    def check(self) -> None:
+        """Refuse what no service can be run with; flags may still mend what the environment says."""
         for field in fields(self):
             value, least = getattr(self, field.name), 0 if field.name in FROM_0 else 1
             if isinstance(value, int) and not isinstance(value, bool):
