@@ -11,6 +11,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 
 demo: .venv/.demo
 	$(BIN)/siglum demo --out runs/demo
+	@echo "Open it: $(BIN)/siglum serve runs/demo, and then http://127.0.0.1:8000 in a browser"
 
 test: .venv/.test lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long"
@@ -44,11 +45,12 @@ format: .venv/.test
 # torch first and alone, so that its pinned build is the one every later package finds.
 .venv/.demo: .venv/bin/python pyproject.toml constraints.txt
 	$(PIP) torch==2.13.0
-	$(PIP) -e .
+	$(PIP) -e .[serve]
 	touch $@
 
 .venv/.test: .venv/.demo
 	$(PIP) -e .[dev]
+	@command -v chromium >/dev/null || [ "$$(id -u)" != 0 ] || apt-get install -y -qq --no-install-recommends chromium >/dev/null 2>&1 || echo "no Chromium: tests of the page skip"
 	touch $@
 
 clean:

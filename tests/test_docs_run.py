@@ -10,9 +10,11 @@ import json
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 import webbrowser
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from serving import running
 from siglum.cli.main import main
 from siglum.data.corpus import write_items, write_queries
 from siglum.lab.world.collection import World
@@ -51,7 +54,7 @@ def place(page: str, world_run: Path, folder: Path) -> None:
     write_items(folder / "items.jsonl", texts)
     for split in ("train", "val", "test"):
         write_queries(folder / f"{split}.jsonl", list(world.queries(split, "t2t")))
-    if page in ("photos.md", "explain.md", "README.md", "python.md"):
+    if page in ("photos.md", "explain.md", "README.md", "python.md", "serve.md"):
         place_pictures(world, folder, build=page == "explain.md")
     if page == "formats.md":
         items, queries = re.findall(r"```json\n(.*?)```", PAGE_OF[page], re.S)[:2]
@@ -93,12 +96,32 @@ def names() -> dict[str, Any]:
     return {"item_vectors": vectors, "query_vectors": seen, "positives": list(range(60)), "__name__": "page"}
 
 
+@contextmanager
+def at_work(page: str, folder: Path) -> Iterator[dict[str, str]]:
+    """Serve a run for the page that asks a service; give the places it names, and where they are instead."""
+    if page != "serve.md":
+        yield {}
+        return
+    with running(folder / "runs" / "demo") as one:
+        place = one.address.removeprefix("http://")
+        yield {"127.0.0.1:8000": place, "localhost:8000": place}
+
+
+def ask(words: list[str]) -> None:
+    """Ask the service with curl, which must be there."""
+    answer = subprocess.run([*words, "--fail-with-body"], capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, f"{words}: {answer.stdout}{answer.stderr}"
+
+
 def shell(code: str, told: Told) -> None:
-    """Run the commands of a block in this process; only siglum's can be."""
+    """Run the commands of a block in this process; only siglum's can be, and curl."""
     for line in code.replace("\\\n", " ").splitlines():
         for command in filter(None, map(str.strip, re.split(r"&&", line))):
             words = [str(Path(w).expanduser()) if w.startswith("~") else w for w in shlex.split(command, comments=True)]
             if not words:
+                continue
+            if words[0] == "curl":
+                ask(words)
                 continue
             assert words[0] == "siglum", f"mark the block of {command!r} as not run, or show siglum's own commands"
             words, target = (words[1 : words.index(">")], words[-1]) if ">" in words else (words[1:], None)
@@ -138,19 +161,28 @@ def test_the_code_of_a_page_runs(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(webbrowser, "open", lambda url: True)
     monkeypatch.setitem(sys.modules, "page", sys.modules[__name__])
-    space, parser, runner = names(), doctest.DocTestParser(), doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    with at_work(page.name, tmp_path) as places:
+        run_blocks(page, shown, {**SMALLER, **places}, runner, lambda: tuple(capsys.readouterr()))  # type: ignore[arg-type,return-value]
+    assert runner.summarize(verbose=False).failed == 0
+
+
+def run_blocks(
+    page: Path, shown: list[re.Match[str]], others: dict[str, str], runner: doctest.DocTestRunner, told: Told
+) -> None:
+    """Run the blocks of a page one after another."""
+    space, parser = names(), doctest.DocTestParser()
     for block in shown:
         code = block["code"]
-        for large, small in SMALLER.items():
-            code = code.replace(large, small)
+        for here, instead in others.items():
+            code = code.replace(here, instead)
         if block["kind"] == "python":
             exec(compile(code, page.name, "exec"), space)
         elif block["kind"] == "pycon":
             runner.run(parser.get_doctest(code, space, page.name, page.name, 0), clear_globs=False)
             space = {**space, **runner.test.globs} if hasattr(runner, "test") else space
         else:
-            shell(code, lambda: tuple(capsys.readouterr()))  # type: ignore[arg-type,return-value]
-    assert runner.summarize(verbose=False).failed == 0
+            shell(code, told)
 
 
 def test_all_code_is_of_a_kind_that_is_run_or_is_no_code() -> None:

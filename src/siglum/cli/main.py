@@ -16,6 +16,7 @@ VERBS = {
     "train": "3  train the decoder that generates codes",
     "index": "4  codes -> searchable index; add or remove items",
     "search": "5  ask a question",
+    "serve": "a run behind HTTP, and a page to search it with",
     "eval": "6  measure a run on its tasks",
     "explain": "where and why the beam keeps or loses a target",
     "diagnose": "where the beam loses its targets, level by level, and what to do",

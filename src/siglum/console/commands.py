@@ -82,6 +82,9 @@ def call(command: type[C], run: Callable[[C], dict[str, Any]], verb: str, args: 
         parsed = tyro.cli(command, args=args, prog=f"siglum {verb}", description=getdoc(command))
     except SystemExit as stop:
         return int(stop.code or 0) if isinstance(stop.code, int) or stop.code is None else 2
+    except SiglumError as error:  # what the environment says, where a verb asks it
+        sys.stderr.write(f"siglum {verb}: {_in_words(error)}\n")
+        return 1
     try:
         _check_paths(parsed)
         with shown_if(True), _writing(parsed, verb):

@@ -66,6 +66,23 @@ def load_picture(picture: Picture, size: int, framing: str = "whole") -> np.ndar
     )
 
 
+def make_jpeg(picture: bytes, side: int) -> bytes:
+    """Return a picture in its own proportions, at most `side` pixels a side, as a JPEG without anything beside it."""
+    from PIL import Image
+    from PIL.ImageOps import exif_transpose
+
+    what, file = "the picture given as bytes", BytesIO()
+    with _telling(what):
+        _prepare(source := BytesIO(picture), what)
+        with Image.open(source) as image:
+            _refuse_large(image, what)
+            image.draft(None, (2 * side, 2 * side))
+            small = _to_rgb(exif_transpose(image))
+        small.thumbnail((side, side), Image.Resampling.BICUBIC)
+        small.save(file, "JPEG", quality=85, optimize=True)
+    return file.getvalue()
+
+
 def is_image(value: object) -> TypeGuard[Image]:
     """Return whether a value is a PIL image; where Pillow was never imported, none is."""
     pillow = sys.modules.get("PIL.Image")

@@ -71,6 +71,8 @@ class Level:
     """The best of those kept."""
     last: Prefix
     """The last one kept: whatever ranks behind it is pruned."""
+    pruned: tuple[Prefix, ...] = ()
+    """The best of those pruned, as many as were asked for."""
 
     @property
     def name(self) -> str:
@@ -118,12 +120,14 @@ def explain(
     instruction: str | None = None,
     within: Within = None,
     best: int = BEST,
+    pruned: int = 0,
     **options: Unpack[SearchOptions],
 ) -> Explanation:
     """Follow a target through the search for one query: its rank, its score and what beats it, level by level.
 
-    The query is as in `Retriever.search`, a fused vector (1, D) or one encoded query. `within` restricts the search,
-    `options` are fields of `SearchConfig`, `best` is how many prefixes a level tells.
+    The query is as in `Retriever.search`, with an image or an instruction beside it, a fused vector (1, D) or one
+    encoded query. `within` restricts the search, `options` are fields of `SearchConfig`, `best` and `pruned` how many
+    prefixes a level tells.
     Example: `siglum.explain("runs/mine", "two dogs in the snow", "dogs/7.jpg").rank`.
     """
     retriever = run if isinstance(run, Retriever) else Retriever.load(run)
@@ -132,18 +136,11 @@ def explain(
         query = torch.from_numpy(retriever.encode_queries([query], images, instruction=instruction))
     retriever = copy(retriever)  # of one moment: others may add and remove meanwhile
     query_1D = query.to(retriever.device)
-    given, best = {name: value for name, value in options.items() if value is not None}, whole_number("best", best)
+    given = {name: value for name, value in options.items() if value is not None}
+    best, pruned = whole_number("best", best), whole_number("pruned", pruned, 0)
     index, config = retriever.index, from_dict(SearchConfig, {**as_dict(retriever.config), **given})
-    if target not in index.ids:
-        raise SiglumError(
-            f"the target {target!r} is not in the index, whose {len(index):,} items begin with {index.ids[0]!r}."
-        )
     within = within if within is None or isinstance(within, np.ndarray) else listed(within)
-    row, allowed = int(index.rows([target])[0]), None if within is None else index.allow(within)
-    if allowed is not None and not allowed.rows[row]:
-        raise SiglumError(
-            f"the target {target!r} is not among the {int(allowed.rows.sum()):,} items the search is kept to."
-        )
+    row, allowed = _find_target(index, target, within)
     ranking = retriever.rank(query_1D, k=len(index), within=within, **options)[0]
     place, hits = np.flatnonzero(ranking.row == row), as_hits(index, ranking)
     levels = follow(
@@ -156,9 +153,24 @@ def explain(
         ahead=retriever.engine.lookahead(config),
         first_residual=retriever.tokenizer.quantizer.first_residual,
         best=best,
+        pruned=pruned,
     )
     rank = int(place[0]) + 1 if len(place) else None
     return Explanation(target, levels[-1].target.codes, config.beam, tuple(levels), rank, len(hits), tuple(hits[:best]))
+
+
+def _find_target(index: Index, target: str, within: Within) -> tuple[int, Allowed | None]:
+    """Return the sorted row of a target and the filter of the search, refusing a target that cannot be found."""
+    if target not in index.ids:
+        raise SiglumError(
+            f"the target {target!r} is not in the index, whose {len(index):,} items begin with {index.ids[0]!r}."
+        )
+    row, allowed = int(index.rows([target])[0]), None if within is None else index.allow(within)
+    if allowed is not None and not allowed.rows[row]:
+        raise SiglumError(
+            f"the target {target!r} is not among the {int(allowed.rows.sum()):,} items the search is kept to."
+        )
+    return row, allowed
 
 
 @torch.no_grad()
@@ -173,6 +185,7 @@ def follow(
     ahead: LookAhead | None = None,
     first_residual: int = 0,
     best: int = BEST,
+    pruned: int = 0,
 ) -> list[Level]:
     """Search for one query and tell, level by level, where the item of this sorted row stands.
 
@@ -184,8 +197,7 @@ def follow(
     beam_search(scorer, index, query, beam, allowed, trace, ahead)
     again = Rescoring(scorer, index, query, allowed, ahead)
     lo, hi = index.root
-    rank_R, runs_R = np.zeros(1, np.int64), np.ones(1, bool)
-    levels = []
+    rank_R, runs_R, levels = np.zeros(1, np.int64), np.ones(1, bool), list[Level]()
     for depth, live in enumerate(trace):
         kids = index.children(lo, hi, depth, allowed)
         score_C, parts = again.score(depth, kids)
@@ -195,6 +207,7 @@ def follow(
         seen = _Seen(index, allowed, row, depth, kids, score_C, parts, rank_C, rank_R[kids.parent], kept_C)
         mine = int(np.flatnonzero((kids.lo <= row) & (row < kids.hi))[0])
         stay = [int(place) for place in order if kept_C[place]]
+        gone = [int(place) for place in order if runs_C[place] and not kept_C[place]][:pruned] if pruned else []
         levels.append(
             Level(
                 level=depth + 1 - first_residual,
@@ -204,6 +217,7 @@ def follow(
                 target=seen.tell(mine),
                 best=tuple(map(seen.tell, stay[:best])),
                 last=seen.tell(stay[-1]),
+                pruned=tuple(map(seen.tell, gone)),
             )
         )
         keep = np.flatnonzero(kept_C | (np.arange(len(kept_C)) == mine))

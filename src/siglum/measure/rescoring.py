@@ -66,3 +66,22 @@ class Rescoring:
     def _tensors(self, kids: Children, some: np.ndarray | slice) -> tuple[Tensor, Tensor]:
         parent, token = (torch.as_tensor(own[some], device=self.device) for own in (kids.parent, kids.token))
         return parent, token.long()
+
+
+def score_parts(
+    scorer: Scorer, index: Index, query_1D: Tensor, rows: np.ndarray, ahead: LookAhead | None = None
+) -> list[dict[str, float]]:
+    """Return what the score of each of these sorted rows is the sum of, by name, for one query vector (1, D)."""
+    mask = np.zeros(len(index), bool)
+    mask[rows] = True
+    allowed = Allowed.of(mask)
+    again = Rescoring(scorer, index, query_1D, allowed, ahead)
+    lo, hi = index.root
+    parts: dict[str, np.ndarray] = {}
+    for depth in range(index.levels):
+        kids = index.children(lo, hi, depth, allowed)
+        _, parts = again.score(depth, kids)
+        again.advance(depth, kids, np.arange(len(kids.lo)))
+        lo, hi = kids.lo, kids.hi
+    place = np.searchsorted(lo, rows, side="right") - 1
+    return [{name: float(own[leaf]) for name, own in parts.items()} for leaf in place.tolist()]

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from siglum.data.fields import fields_by_id
+from siglum.data.omitted import Omission
 from siglum.data.vectors import check_features, with_widths
 from siglum.encode.base import Encoder, check_weights
 from siglum.encode.registry import build_encoder
-from siglum.encode.run import SHARD, encode_rows
+from siglum.encode.run import SHARD, encode_rows, encode_some
 from siglum.fuse.contrastive import embed, kinds_of
 from siglum.generate.decoder import CodeDecoder
 from siglum.generate.query import QueryHead
@@ -159,13 +160,23 @@ class Models:
             )
 
     def _encode(self, rows: Sequence[Item] | Sequence[Query]) -> Features:
+        encoder = self._needed_encoder()
         self.check_words(row for row in rows if isinstance(row, Query))
+        with self._encoding:  # tokenizers of texts bear one thread at a time
+            return encode_rows(rows, encoder, strict=True)
+
+    def encode_each(self, rows: Sequence[Item] | Sequence[Query]) -> tuple[Features, list[Omission]]:
+        """Return the features of queries or items, and which of them give none, with the reason."""
+        encoder = self._needed_encoder()
+        with self._encoding:
+            return encode_some(rows, encoder, strict=False)
+
+    def _needed_encoder(self) -> Encoder:
         if self.encoder is None:
             raise SiglumError(
                 "this run was made from plain vectors and has no encoder; use search_features and features."
             )
-        with self._encoding:  # tokenizers of texts bear one thread at a time
-            return encode_rows(rows, self.encoder, strict=True)
+        return self.encoder
 
     def save_models(self, run: RunFolder, *, same_run: bool) -> None:
         """Write the models into a run; one that is this run's already keeps what it has."""

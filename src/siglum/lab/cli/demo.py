@@ -66,6 +66,7 @@ def run(command: Command) -> dict[str, Any]:
         won, closed = f"{gap['tasks_won']} of {gap['tasks']}", f"{100 * gap['closed']:.0f} %"
         say(f"\nPRO beats GENIUS on {won} tasks and closes {closed} of its gap to dense search.")
         say(f"Report: {RunFolder(command.out).report / 'report.html'}   ({time.perf_counter() - begun:.0f} s)")
+        say(f"Search it in a browser: siglum serve {command.out}")
     return report
 
 
