@@ -13,6 +13,10 @@ from siglum.device import check_device
 from siglum.serve.settings import ServeConfig, from_environment
 from siglum.types import SiglumError
 
+PRODUCT_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+"""How many shapes of a product oneDNN keeps ready, read when it makes the first. Batches have ever new shapes: with a
+thousand kept, as by default, memory grows by hundreds of megabytes, and searches are no faster."""
+
 
 def _settings() -> ServeConfig:
     """Return what the environment says."""
@@ -39,6 +43,8 @@ class Command(OneRun, DeviceVerb):
 
 def run(command: Command) -> dict[str, Any]:
     """Serve until a signal comes."""
+    for name in PRODUCT_CACHES:
+        os.environ.setdefault(name, "32")
     try:
         from siglum.serve.server import open_and_serve
     except ImportError as error:
