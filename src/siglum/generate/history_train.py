@@ -150,7 +150,8 @@ class HistoryTraining(DecoderTraining):
         square_FF = torch.zeros(width, width, dtype=torch.float64, device=self.device)
         cross_FD = torch.zeros(width, self.item.shape[1], dtype=torch.float64, device=self.device)
         self.decoder.eval()
-        for q, x in zip(self.pair_q.split(ROWS), self.pair_x.split(ROWS), strict=True):
+        order = (self.row_MH[self.pair_q] >= 0).sum(1).argsort(stable=True)  # short histories need not be filled up
+        for q, x in zip(self.pair_q[order].split(ROWS), self.pair_x[order].split(ROWS), strict=True):
             state_PF = F.pad(self.asked(q).pooled(len(self.decoder.sizes)), (0, 1), value=1.0).double()
             square_FF += state_PF.T @ state_PF
             cross_FD += state_PF.T @ self.item[x].double()
