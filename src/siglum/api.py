@@ -69,8 +69,6 @@ def fit(
         hits = retriever.search_features(siglum.features(query_vectors[:1]), k=5)
     """
     device = check_device(device)
-    for name, value in (("resume", resume), ("overwrite", overwrite)):
-        truth_value(name, value)
     if not isinstance(config, RunConfig | None):
         raise SiglumError(f"config is a RunConfig (siglum.recipe makes one), not {shown(config)}.")
     chosen = (config.seed if config else 0) if seed is None else whole_number("seed", seed, 0)

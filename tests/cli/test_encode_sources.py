@@ -13,6 +13,7 @@ from PIL import Image
 
 from siglum.cli.encode import Command
 from siglum.cli.main import main
+from siglum.data.source import answers_words
 from siglum.data.vectors import load_vectors
 from siglum.encode.builtin import BuiltinEncoder
 from siglum.encode.registry import FORMS
@@ -57,7 +58,7 @@ def test_help_names_every_encoder() -> None:
         assert f" {form} " in text
 
 
-def test_a_folder_of_pictures(call: Call, fail: Call, photos: Path, tmp_path: Path) -> None:
+def test_a_folder_of_pictures(call: Call, photos: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     found = json.loads(call("encode", "--out", run, "--folder", photos, "--workers", 2, "--json"))
     assert found == {"run": str(run), "items": 24, "queries": 24, "skipped": 0, "omitted": []}
@@ -70,7 +71,7 @@ def test_a_folder_of_pictures(call: Call, fail: Call, photos: Path, tmp_path: Pa
     assert vectors.queries.has_image.all() and not vectors.queries.has_text.any()
     told = read_json(run / "source.json")
     assert told.pop("identity") and told == {**known, "supervised": False, "captions": "none", "seed": 0}
-    assert "words cannot find anything" in fail("search", run, "picture number 3")
+    assert not answers_words(run)
 
 
 def test_karpathys_layout(call: Call, fail: Call, photos: Path, tmp_path: Path) -> None:

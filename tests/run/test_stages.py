@@ -262,10 +262,10 @@ def test_survival_and_health_of_a_run(world_run: Path) -> None:
     assert health.distinct == len(np.unique(systems.coded.codes_NT[systems.rows].numpy(), axis=0))
 
 
-def test_a_run_without_a_decoder_has_no_system_of_its_own(run_copy: Path) -> None:
+def test_the_own_system_of_a_run_without_a_decoder_is_the_geometry_it_is_served_by(run_copy: Path) -> None:
     shutil.rmtree(run_copy / "3-decoder")
     systems = open_systems(RunFolder(run_copy))
-    assert systems.own is None
+    assert systems.own is not None and systems.own.config == systems.retriever.config
     assert systems.retriever.config.scorer == "geometry"
 
 

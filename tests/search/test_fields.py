@@ -107,7 +107,7 @@ def test_the_item_of_the_same_picture_file_is_left_out_on_request(run_copy: Path
 
 def test_all_items_of_the_same_picture_are_left_out_and_as_many_others_found(run_copy: Path, picture: Path) -> None:
     retriever = Retriever.load(run_copy)
-    retriever.add([Item(id=f"new {number}", image=picture) for number in range(4)])
+    retriever.add([Item(id=f"new-{number}", image=picture) for number in range(4)])
     for k in (7, 9, 20):
         found = retriever.search([picture, "a star"], k=k, beam=99, scorer="geometry", exclude_self=True)
         assert [len(hits) for hits in found] == [k, k], k

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from serving import Running, running
+from serving_fixtures import picture, reading, retriever
 from siglum.client import AsyncClient, Client, RefusedError, new_item, query
 from siglum.search.retriever import Retriever
 from siglum.types import SiglumError

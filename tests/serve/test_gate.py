@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from serving import Running, running
+from serving_fixtures import reading
 from siglum.serve.settings import ApiKey, ServeConfig, from_environment
 from siglum.types import SiglumError
 

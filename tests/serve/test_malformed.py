@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from serving import Running
+from serving_fixtures import reading
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from serve_fuzz import send

@@ -10,6 +10,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 
 from serving import Running
+from serving_fixtures import reading
 from siglum.serve.errors import STATUS
 
 PLACES = {"/search", "/dense", "/explain", "/items", "/items/remove", "/items/{item_id}", "/items/{item_id}/image"}

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from serving import Running, running
+from serving_fixtures import picture
 from siglum.data.source import write_source
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -126,8 +127,8 @@ def test_more_like_one_and_one_but_changed(page: Any) -> None:
     first = shown(page)[0]
     page.locator("#grid > li .like").first.click()
     page.wait_for_selector("#asked:visible")
-    page.wait_for_selector("#status:has-text('result')")
-    assert first not in shown(page)
+    page.wait_for_selector(f"#grid > li[data-id='{first}']", state="detached")
+    assert shown(page) and first not in shown(page)
     page.go_back()
     page.wait_for_selector("#asked", state="hidden")
     assert page.input_value("#text") == WORDS

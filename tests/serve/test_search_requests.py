@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from serving import Running
+from serving_fixtures import picture, reading, retriever
 from siglum.lab.world.collection import World
 from siglum.measure.explain import explain
 from siglum.search.retriever import Retriever

@@ -203,9 +203,6 @@ def _encoded(retriever: Retriever, asks: Sequence[Ask], answers: list[Any]) -> d
         if not isinstance(ask, SearchAsk):
             continue
         if ask.features is None:
-            answers[place] = _attempt(lambda ask=ask: retriever.check_words(ask.rows))  # type: ignore[misc]
-            if answers[place] is not None:
-                continue
             owners += [place] * len(ask.rows)
             rows += ask.rows
             continue

@@ -90,8 +90,7 @@ async def _query(service: Service, place: int, query: QueryBody, content: bytes 
 
 def refuse_words(service: Service, text: str | None) -> None:
     """Refuse words in a run that could only answer them with noise."""
-    source = service.served.source
-    if text and not (source.get("supervised", True) or source.get("joint", True)):
+    if text and not service.served.retriever.knows_words:
         raise ServiceError("bad_request", "this run was built without captions, so words find nothing; send a picture.")
 
 

@@ -158,7 +158,7 @@ def test_unknown_names_are_refused_by_naming_the_choices() -> None:
 
 
 def test_labels_name_every_task() -> None:
-    assert list(TASK_LABELS) == list(TASKS)
+    assert list(TASK_LABELS)[: len(TASKS)] == list(TASKS)
     assert TASK_LABELS["it2it"] == "(i,t)→(i,t)"
 
 

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from serving import Running
+from serving_fixtures import reading
 from siglum.data.pictures import load_picture
 from siglum.serve.errors import ServiceError
 from siglum.serve.pictures import Decoders, PictureCache

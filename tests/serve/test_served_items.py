@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from serving import Running, running
+from serving_fixtures import live, picture, reading, retriever
 from siglum.cli.main import main
 from siglum.data.source import write_source
 from siglum.lab.world.collection import World
