@@ -17,6 +17,10 @@ from siglum.data.source import write_source
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="the page is tested with Chromium (apt-get install chromium)")
 SIZES = {"desktop": (1280, 860), "phone": (390, 844)}
+WIDTH = (
+    "image => image.naturalWidth || new Promise(done => image.addEventListener('load', () => done(image.naturalWidth)))"
+)
+"""The width of a picture, once it is there."""
 WORDS = "a big red star left of a blue ring"
 
 
@@ -87,7 +91,7 @@ def test_words_find_what_the_service_finds(page: Any, served: Running) -> None:
     assert shown(page) == [hit["id"] for hit in served.search(text=WORDS, k=24, kinds=["image", "both"])]
     first = page.locator("#grid > li").first
     assert re.fullmatch(r"1\s+\d+ % alike", first.locator(".rank").text_content().strip())
-    assert first.locator(".face img").evaluate("image => image.decode().then(() => image.naturalWidth)") > 0
+    assert first.locator(".face img").evaluate(WIDTH) > 0
     page.locator("#kinds label", has_text="Texts").click()
     page.wait_for_selector("#grid blockquote")
     assert any(name.endswith("-t") for name in shown(page))
@@ -231,9 +235,7 @@ def test_a_key_is_asked_for_once(browser: Any, run_copy: Path, tmp_path: Path) -
         page.fill("#key-value", "0123456789abcdef")
         page.press("#key-value", "Enter")
         page.wait_for_selector(".card .face img")
-        assert (
-            page.locator(".card .face img").first.evaluate("image => image.decode().then(() => image.naturalWidth)") > 0
-        )
+        assert page.locator(".card .face img").first.evaluate(WIDTH) > 0  # fetched with the key
         context.close()
 
 
