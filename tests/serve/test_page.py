@@ -49,7 +49,7 @@ def opened(browser: Any, served: Running, size: str, **settings: Any) -> tuple[A
         viewport={"width": width, "height": height}, has_touch=size == "phone", reduced_motion="reduce", **settings
     )
     page, complaints = context.new_page(), list[str]()
-    page.set_default_timeout(15_000)
+    page.set_default_timeout(60_000)
     page.on("console", lambda told: complaints.append(told.text) if told.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("request", lambda asked: complaints.append(asked.url) if not own(asked.url, served) else None)
@@ -135,6 +135,8 @@ def test_more_like_one_and_one_but_changed(page: Any) -> None:
     assert shown(page) and first not in shown(page)
     page.go_back()
     page.wait_for_selector("#asked", state="hidden")
+    page.wait_for_selector(f"#grid > li[data-id='{first}']")
+    page.wait_for_selector("#results:not([aria-busy])")
     assert page.input_value("#text") == WORDS
     page.locator("#grid > li .change").first.click()
     edit = page.locator("#grid > li .edit input").first
