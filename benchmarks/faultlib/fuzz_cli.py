@@ -69,8 +69,12 @@ SLOW = {"tensorboard", "open"}
 """Options that only take time, or open a browser."""
 ENDLESS = {"world": ("-1", "0", "5", "199", "10000000000000", "x"), "variants": ("-1", "0", "1", "x", "nan")}
 """Options of which some right values would take hours."""
-HEAVY = (*(verb for verb in main.LAB if verb != "bench"), *(f"bench {name}" for name in main.BENCHES))
-"""Verbs of which a right call takes minutes: always given something that cannot be right."""
+HEAVY = (
+    *(verb for verb in main.LAB if verb != "bench"),
+    *(f"bench {name}" for name in main.BENCHES),
+    *("serve", "recommend fit"),
+)
+"""Verbs of which a right call takes minutes, or does not end: always given something that cannot be right."""
 
 
 def paths(rng: Random, scratch: Path) -> str:
@@ -207,5 +211,6 @@ def _no_verb(base: Base, rng: Random, scratch: Path) -> tuple[str, list[Fault]]:
     return " ".join(map(ascii, argv)), faults_of(told, "no verb")
 
 
-LIGHT = tuple(verb for verb in main.VERBS if verb not in main.LAB)
-CASES: dict[str, Case] = {**{verb: _verb(verb) for verb in (*LIGHT, *HEAVY)}, "no verb": _no_verb}
+SINGLE = tuple(verb for verb in main.VERBS if verb not in (*main.LAB, *main.GROUPS))
+GROUPED = tuple(f"recommend {name}" for name in main.RECOMMENDS)
+CASES: dict[str, Case] = {**{verb: _verb(verb) for verb in (*SINGLE, *GROUPED, *HEAVY)}, "no verb": _no_verb}
