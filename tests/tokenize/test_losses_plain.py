@@ -51,3 +51,13 @@ def test_a_batch_whose_parts_do_not_fit_is_refused(name: str) -> None:
 def test_what_is_no_batch_is_refused(change: dict[str, Any], words: str) -> None:
     with pytest.raises(SiglumError, match=words):
         siglum.prefix_ranking_loss(**{**batch(), **change})
+
+
+def test_tensors_of_several_precisions_are_taken() -> None:
+    draw = torch.Generator().manual_seed(0)
+    query, target = torch.randn(3, 5, generator=draw), torch.randn(6, 5, generator=draw)
+    partial, codes = torch.randn(6, 2, 5, generator=draw), torch.randint(4, (6, 2), generator=draw)
+    wanted = siglum.prefix_ranking_loss(query, target, partial, codes)
+    for target_too, partial_too in ((torch.float64, torch.float32), (torch.float32, torch.float64)):
+        found = siglum.prefix_ranking_loss(query, target.to(target_too), partial.to(partial_too), codes)
+        assert torch.equal(found, wanted)

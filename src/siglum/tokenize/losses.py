@@ -161,6 +161,7 @@ def prefix_ranking_loss(
     check_tensor("queries", query_QD, "QD")
     positive_Q = torch.arange(len(query_QD), device=query_QD.device) if positive_Q is None else positive_Q
     _check_batch(query_QD, target_ND, partial_NTD, codes_NT, positive_Q, first_residual)
+    target_ND, partial_NTD = target_ND.to(query_QD.dtype), partial_NTD.to(query_QD.dtype)
     out_QN = torch.zeros_like(codes_NT[:, 0], dtype=torch.bool)[None] if repeat_N is None else repeat_N[None]
     out_QN = out_QN if other_QN is None else out_QN | other_QN
     pick, teacher, real = teach(query_QD, target_ND, positive_Q, out_QN, config)
